@@ -14,10 +14,12 @@ quickstart: ## set up, then demonstrations, SFT, evaluation, RL and the report (
 setup: ## set up .venv with everything
 	@scripts/setup.sh full
 
-lint: setup ## ruff, the import contracts, mypy
+lint: setup ## ruff, the import contracts, mypy, and what may be two things
 	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
 	@.venv/bin/mypy
+	@.venv/bin/python scripts/sizes.py
 
 PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 

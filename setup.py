@@ -1,4 +1,5 @@
-"""The package list, which pyproject.toml alone cannot state: what is found, and `configs/` as `vla_rl.configs`."""
+"""The package list, which pyproject.toml alone cannot state: what is found, and `configs/` as
+`vla_rl.configs`."""
 
 from setuptools import find_packages, setup
 

@@ -1,8 +1,9 @@
-"""The kinds of ``vla-rl bench``: a row for each, with its words, its options and the module that measures it.
+"""The kinds of ``vla-rl bench``: a row for each, with its words, its options and the module that
+measures it.
 
-Such a module has ``measure(**options)``, which gets the row's options by their names and returns a document, JSON-ready,
-and ``text(document)``, which makes of it what is printed. `run` calls both and notes when, by which command and on which
-machine it was. Nothing heavy is imported before that.
+Such a module has ``measure(**options)``, which gets the row's options by their names and returns a
+document, JSON-ready, and ``text(document)``, which makes of it what is printed. `run` calls both
+and notes when, by which command and on which machine it was. Nothing heavy is imported before that.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `benchmarks.learn
 
 @dataclass(frozen=True)
 class Kind:
-    """``options``: {flag: what argparse is told of it}. ``overrides`` says what its key=value are ("": it takes none)."""
+    """``options``: {flag: what argparse is told of it}. ``overrides`` says what its key=value
+    are ("": it takes none)."""
 
     words: str
     module: str
@@ -35,15 +37,26 @@ class Kind:
     @property
     def names(self) -> list[str]:
         """What ``measure`` is given."""
-        return [*(["overrides"] if self.overrides else []), *(flag.strip("-").replace("-", "_") for flag in self.options)]
+        return [
+            *(["overrides"] if self.overrides else []),
+            *(flag.strip("-").replace("-", "_") for flag in self.options),
+        ]
 
 
 def _count(default: int | None, text: str, metavar: str | None = None) -> dict[str, Any]:
     return {"type": int, "default": default, "help": text, "metavar": metavar}
 
 
-def _counts(default: tuple[int, ...] | None, text: str, metavar: str | None = None) -> dict[str, Any]:
-    return {"type": int, "nargs": "+", "default": default and list(default), "help": text, "metavar": metavar}
+def _counts(
+    default: tuple[int, ...] | None, text: str, metavar: str | None = None
+) -> dict[str, Any]:
+    return {
+        "type": int,
+        "nargs": "+",
+        "default": default and list(default),
+        "help": text,
+        "metavar": metavar,
+    }
 
 
 def _number(default: float, text: str, metavar: str | None = None) -> dict[str, Any]:
@@ -77,14 +90,22 @@ KINDS: dict[str, Kind] = {
         {
             "--suite": {"default": "tabletop", "help": "tabletop, libero_spatial, ..."},
             "--tasks": {
-                "nargs": "+", "action": Names, "metavar": "TASK", "help": "default: lift_cube, or the suite's first",
+                "nargs": "+",
+                "action": Names,
+                "metavar": "TASK",
+                "help": "default: lift_cube, or the suite's first",
             },
             "--look": {
-                "choices": ["light", "full"], "help": "of tabletop (default: light); LIBERO is measured in both",
+                "choices": ["light", "full"],
+                "help": "of tabletop (default: light); LIBERO is measured in both",
             },
             "--chunk": _count(None, "control steps per decision (8; 25 of dualarm and robotwin)"),
-            "--steps": _count(None, "control steps per measurement (160; 50 of dualarm and robotwin)"),
-            "--workers": _counts(None, "worker processes of the pool to measure (1 2; LIBERO: 1 2 4)"),
+            "--steps": _count(
+                None, "control steps per measurement (160; 50 of dualarm and robotwin)"
+            ),
+            "--workers": _counts(
+                None, "worker processes of the pool to measure (1 2; LIBERO: 1 2 4)"
+            ),
         },
         overrides="of dualarm and robotwin: env.root=FOLDER ...",
     ),
@@ -93,11 +114,17 @@ KINDS: dict[str, Kind] = {
         "benchmarks.learning.learn",
         {
             "--start": _path("CKPT", "run methods from this policy, then compare them"),
-            "--methods": {"metavar": "A,B", "help": "of --start: ppo, residual, steer, rlpd, wsrl, parl"},
+            "--methods": {
+                "metavar": "A,B",
+                "help": "of --start: ppo, residual, steer, rlpd, wsrl, parl",
+            },
             "--seeds": _counts((0,), "of --start, for each method", "N"),
             "--out": _path("FOLDER", "of --start: the runs' place (outputs/bench_learn)"),
             "--level": _number(0.8, "of held-out episodes that succeed", "SHARE"),
-            "--against": {"metavar": "OVERRIDES", "help": "measure a config with and without these (a=1,b=2), in turns"},
+            "--against": {
+                "metavar": "OVERRIDES",
+                "help": "measure a config with and without these (a=1,b=2), in turns",
+            },
             "--iterations": _count(2, "of RL that count, per side and round", "N"),
             "--rounds": _count(2, "of --against", "N"),
             "--figure": _path("FILE", "an HTML page with the runs' curves"),
@@ -110,7 +137,12 @@ KINDS: dict[str, Kind] = {
         "benchmarks.learning.staleness",
         {
             "--lags": _counts((0, 8), "iterations that episodes are old", "N"),
-            "--ways": {"nargs": "+", "choices": WAYS, "default": WAYS, "help": "to learn from them (default: all)"},
+            "--ways": {
+                "nargs": "+",
+                "choices": WAYS,
+                "default": WAYS,
+                "help": "to learn from them (default: all)",
+            },
             "--seeds": _counts((0, 1, 2), "of the runs at every lag", "N"),
         },
         overrides="default: run=toy and settings that move it fast",
@@ -118,13 +150,19 @@ KINDS: dict[str, Kind] = {
     "update": Kind(
         "ms of an update from a replay: kept features, images encoded anew, own eyes",
         "benchmarks.learning.update",
-        {"--batch": _count(256, "decisions", "N"), "--size": _count(84, "pixels of each of two cameras")},
+        {
+            "--batch": _count(256, "decisions", "N"),
+            "--size": _count(84, "pixels of each of two cameras"),
+        },
         overrides="default: run=residual_quickstart",
     ),
     "rhythm": Kind(
         "control steps/s of an actor and a learner at once against by turns",
         "benchmarks.learning.rhythm",
-        {**_turns(20, "rhythms"), "--as-given": _switch("keep algorithm.updates_per_decision, else balanced")},
+        {
+            **_turns(20, "rhythms"),
+            "--as-given": _switch("keep algorithm.updates_per_decision, else balanced"),
+        },
         overrides="a config that learns from a replay",
     ),
     "overlap": Kind(
@@ -138,7 +176,12 @@ KINDS: dict[str, Kind] = {
         "benchmarks.learning.faults",
         {
             "--kills": _count(24, "processes to kill in all", "N"),
-            "--kinds": {"nargs": "+", "default": [], "metavar": "KIND", "help": "default: all that the run has"},
+            "--kinds": {
+                "nargs": "+",
+                "default": [],
+                "metavar": "KIND",
+                "help": "default: all that the run has",
+            },
             "--seed": _count(0, "of what is killed, and when"),
         },
         overrides="default: run=toy with rollout actors and ranks",
@@ -173,16 +216,23 @@ KINDS: dict[str, Kind] = {
             "--size": _count(128, "pixels of a camera"),
             "--cameras": _count(2, "pictures in each observation"),
             "--chunk": _count(1, "control steps per decision, each of which has a frame"),
-            "--folder": {"type": Path, "help": "where to make a temporary folder (default: the system's place)"},
+            "--folder": {
+                "type": Path,
+                "help": "where to make a temporary folder (default: the system's place)",
+            },
         },
     ),
     "data": Kind(
-        "rows/s and memory of drawing demonstrations from videos on the disk, against lerobot's own loader",
+        "rows/s and memory of drawing demonstrations from videos on the disk, against lerobot's "
+        "own loader",
         "benchmarks.learning.loader",
         {
             "--frames": _count(30_000, "rows of the dataset that is made"),
             "--size": _count(256, "pixels of each of its two cameras"),
-            "--codec": {"default": "libsvtav1", "help": "of its videos: libsvtav1 (lerobot's own) or libx264"},
+            "--codec": {
+                "default": "libsvtav1",
+                "help": "of its videos: libsvtav1 (lerobot's own) or libx264",
+            },
             "--dataset": _path("FOLDER", "measure on this one instead"),
             "--batches": _count(30, "that count, per side and round"),
             "--loader-workers": _counts((0, 2), "of lerobot's DataLoader", "N"),
@@ -196,7 +246,12 @@ KINDS: dict[str, Kind] = {
         {
             **_WORLD,
             "--trials": _count(3, "of each kind of kill and freeze"),
-            "--victims": {"nargs": "+", "default": [], "metavar": "PROCESS", "help": "of those (default: all)"},
+            "--victims": {
+                "nargs": "+",
+                "default": [],
+                "metavar": "PROCESS",
+                "help": "of those (default: all)",
+            },
             "--steps": _count(10_000, "adversarial actions against the gate", "N"),
             "--seconds": _number(20.0, "of measuring the loop's lateness"),
             "--busy": _count(1, "processes that compute meanwhile"),
@@ -232,7 +287,9 @@ KINDS: dict[str, Kind] = {
         {
             "--start": _path("CKPT", "the policy that all start from", required=True),
             "--methods": {
-                "default": "hil_serl,hil_dagger,bc,hil_residual", "metavar": "A,B", "help": "residual_alone too",
+                "default": "hil_serl,hil_dagger,bc,hil_residual",
+                "metavar": "A,B",
+                "help": "residual_alone too",
             },
             "--episodes": _count(200, "of each method", "N"),
             "--every": _count(20, "episodes between judgements", "N"),
@@ -242,7 +299,7 @@ KINDS: dict[str, Kind] = {
         },
         overrides="dataset=DEMOS robot.KEY=... operator.KEY=... ...",
     ),
-}  # fmt: skip
+}
 
 
 def add(parsers: Any) -> None:
@@ -258,7 +315,8 @@ def add(parsers: Any) -> None:
 
 
 def run(name: str, arguments: argparse.Namespace) -> int:
-    """Measure, print, and write what ``--json`` asks for; 1 where the document has ``problems``. Raises `UserError`."""
+    """Measure, print, and write what ``--json`` asks for; 1 where the document has ``problems``.
+    Raises `UserError`."""
     from benchmarks.measuring import began, machine
 
     module = importlib.import_module(KINDS[name].module)

@@ -1,4 +1,5 @@
-"""What all benchmarks do alike: note when and where, take turns, time, compare round by round, and print."""
+"""What all benchmarks do alike: note when and where, take turns, time, compare round by round,
+and print."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ Name = TypeVar("Name", bound=Hashable)
 say = functools.partial(print, flush=True)  # how far it is, while it lasts
 
 
-# ------------------------------------------------------------------------------------------------------ when and where
+# ----------------------------------------------------------------------------------- when and where
 def began(command: str) -> dict[str, Any]:
-    """When a benchmark began, by which command, and how busy the machine was by then (processes, mean of a minute)."""
+    """When a benchmark began, by which command, and how busy the machine was by then (processes,
+    mean of a minute)."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     return {"date": time.strftime("%Y-%m-%d"), "command": command, "load": load}
 
@@ -35,10 +37,12 @@ def hardware(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
     gpus = ", ".join(found.get("gpus") or []) or "no GPU"
-    return f"{found.get('cpu_cores')} cores {found.get('cpu')}, {found.get('memory_gib')} GiB, {gpus}"
+    return (
+        f"{found.get('cpu_cores')} cores {found.get('cpu')}, {found.get('memory_gib')} GiB, {gpus}"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------- measuring
 class Took(NamedTuple):
     """Seconds of a call: by the clock, and of work, all of this process's threads together."""
 
@@ -53,10 +57,16 @@ def timed(call: Callable[..., Any], *arguments: Any) -> Took:
 
 
 def take_turns(
-    calls: Mapping[Name, Callable[[], Any]], rounds: int, each: int = 1, *, warm: int = 1, cold: int = 0
+    calls: Mapping[Name, Callable[[], Any]],
+    rounds: int,
+    each: int = 1,
+    *,
+    warm: int = 1,
+    cold: int = 0,
 ) -> dict[Name, list[Took]]:
-    """What each call took, ``each`` times in a row in every round, all in turn, so that a change of the machine's load
-    falls on all alike. ``warm`` rounds come before and do not count, nor do the first ``cold`` calls of a row."""
+    """What each call took, ``each`` times in a row in every round, all in turn, so that a change of
+    the machine's load falls on all alike. ``warm`` rounds come before and do not count, nor do the
+    first ``cold`` calls of a row."""
     took: dict[Name, list[Took]] = {name: [] for name in calls}
     for turn in range(-warm, rounds):
         for name, call in calls.items():
@@ -66,10 +76,14 @@ def take_turns(
 
 
 def in_turns(sides: Iterable[Side], rounds: int) -> list[tuple[Side, int]]:
-    """(side, number of the round) in the order in which they run: each round the other way round, so that a drift of the
-    machine meets all sides."""
+    """(side, number of the round) in the order in which they run: each round the other way round,
+    so that a drift of the machine meets all sides."""
     order = list(sides)
-    return [(side, number) for number in range(rounds) for side in order[:: 1 if number % 2 == 0 else -1]]
+    return [
+        (side, number)
+        for number in range(rounds)
+        for side in order[:: 1 if number % 2 == 0 else -1]
+    ]
 
 
 class Stopwatch:
@@ -96,24 +110,32 @@ def memory_mb() -> float:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
 
 
-# ---------------------------------------------------------------------------------------------------------- comparing
-def milliseconds(seconds: Iterable[float], levels: Sequence[int] = (50, 95, 99)) -> dict[str, float]:
+# ---------------------------------------------------------------------------------------- comparing
+def milliseconds(
+    seconds: Iterable[float], levels: Sequence[int] = (50, 95, 99)
+) -> dict[str, float]:
     """Percentiles, in milliseconds, by their names: "p50", and "max" for 100."""
     found = 1e3 * np.percentile(list(seconds), levels)
-    return {"max" if level == 100 else f"p{level}": float(value) for level, value in zip(levels, found)}
+    return {
+        "max" if level == 100 else f"p{level}": float(value) for level, value in zip(levels, found)
+    }
 
 
 def over_rounds(plain: Sequence[float], changed: Sequence[float]) -> dict[str, float]:
-    """``changed`` over ``plain``, a figure of each round: "ratio" of their means, "low" and "high" of a round."""
+    """``changed`` over ``plain``, a figure of each round: "ratio" of their means, "low" and
+    "high" of a round."""
     of_rounds = [b / a for a, b in zip(plain, changed) if a > 0]
     return {"ratio": sum(changed) / sum(plain), "low": min(of_rounds), "high": max(of_rounds)}
 
 
-# ----------------------------------------------------------------------------------------------------------- printing
+# ----------------------------------------------------------------------------------------- printing
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns for a terminal, figures to the right; the first row is the head."""
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
     return "\n".join(
-        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
         for row in rows
     )

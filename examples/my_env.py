@@ -1,4 +1,5 @@
-"""An env of one's own: `examples/my_run.yaml` trains on it, `docs/how_to/adding_your_own.md` says what it must keep."""
+"""An env of one's own: `examples/my_run.yaml` trains on it, `docs/how_to/adding_your_own.md`
+says what it must keep."""
 
 from dataclasses import dataclass
 
@@ -26,18 +27,29 @@ class Center:
     def __init__(self, config):
         self.config = config
         self.embodiment = EmbodimentSpec(
-            name="dot", action_names=("dx", "dy"), action_units=("m", "m"), action_low=(-0.02, -0.02),
-            action_high=(0.02, 0.02), frame="world", rotation="none", gripper="none", control_hz=10.0,
-            cameras=(CameraSpec("top", SIZE, SIZE),), proprio_names=("share_of_time_left",),
-        )  # fmt: skip
-        self.tasks = (TaskSpec("center", ("go to the middle",), ("move to the centre",), config.horizon),)
+            name="dot",
+            action_names=("dx", "dy"),
+            action_units=("m", "m"),
+            action_low=(-0.02, -0.02),
+            action_high=(0.02, 0.02),
+            frame="world",
+            rotation="none",
+            gripper="none",
+            control_hz=10.0,
+            cameras=(CameraSpec("top", SIZE, SIZE),),
+            proprio_names=("share_of_time_left",),
+        )
+        self.tasks = (
+            TaskSpec("center", ("go to the middle",), ("move to the centre",), config.horizon),
+        )
         self._slots = {}  # slot -> [episode, position, control steps so far]
 
     def start(self, slot, episode):
         if episode.task_id != "center":
             raise ConfigError(f"unknown task {episode.task_id!r}: use center")
         rng = splits.rng(episode.task_id, episode.init_state_id, episode.split)
-        position = splits.sample_xy(rng, (-0.1, -0.1), (0.1, 0.1), episode.split)  # held-out cells stay held out
+        # held-out cells stay held out
+        position = splits.sample_xy(rng, (-0.1, -0.1), (0.1, 0.1), episode.split)
         self._slots[slot] = [episode, position, 0]
         return self._observe(slot)
 
@@ -53,7 +65,14 @@ class Center:
             if success or state[2] == self.config.horizon:
                 break
         truncated = not success and state[2] == self.config.horizon
-        return SlotStep(self._observe(slot), rewards, executed, terminated=success, truncated=truncated, success=success)
+        return SlotStep(
+            self._observe(slot),
+            rewards,
+            executed,
+            terminated=success,
+            truncated=truncated,
+            success=success,
+        )
 
     def close(self):
         self._slots.clear()
@@ -63,13 +82,18 @@ class Center:
         grid = np.linspace(-0.12, 0.12, SIZE)
         x, y = (np.exp(-0.5 * ((grid - c) / 0.015) ** 2) for c in position)
         image = np.repeat((255 * np.outer(y, x)).astype(np.uint8)[..., None], 3, axis=2)
-        texts = self.tasks[0].instructions if episode.split == "train" else self.tasks[0].held_out_instructions
+        texts = (
+            self.tasks[0].instructions
+            if episode.split == "train"
+            else self.tasks[0].held_out_instructions
+        )
         left = np.array([1 - elapsed / self.config.horizon], np.float32)
         instruction = texts[episode.instruction_index % len(texts)]
         return SlotObservation({"top": image}, left, instruction, position.astype(np.float32))
 
     def collect_episode(self, episode, *, noise_std, rng):
-        """Optional: a demonstration. Noise goes into what is executed, the recorded label stays clean."""
+        """Optional: a demonstration. Noise goes into what is executed, the recorded label stays
+        clean."""
         observation, rows, actions, step = self.start(0, episode), [], [], None
         while step is None or not (step.terminated or step.truncated):
             label = np.clip(-self._slots[0][1], -0.02, 0.02)
@@ -79,7 +103,10 @@ class Center:
             observation = step.observation
         return {
             "images": {"top": np.stack([row.images["top"] for row in rows])},
-            "proprio": np.stack([row.proprio for row in rows]), "actions": np.stack(actions).astype(np.float32),
-            "instruction": rows[0].instruction, "success": step.success, "task_id": episode.task_id,
+            "proprio": np.stack([row.proprio for row in rows]),
+            "actions": np.stack(actions).astype(np.float32),
+            "instruction": rows[0].instruction,
+            "success": step.success,
+            "task_id": episode.task_id,
             "init_state_id": episode.init_state_id,
-        }  # fmt: skip
+        }

@@ -18,7 +18,8 @@ class CalmSuccess:
         """One float32 tensor [t] per trajectory: a reward per decision."""
         rewards = []
         for trajectory in trajectories:
-            effort = trajectory.actions.square().mean(-1) * trajectory.valid  # [t h]; valid: was executed
+            # [t h]; valid: was executed
+            effort = trajectory.actions.square().mean(-1) * trajectory.valid
             reward = -self.config.effort * effort.sum(1)
             reward[-1] += float(trajectory.success)
             rewards.append(reward)

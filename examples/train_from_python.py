@@ -13,8 +13,10 @@ from vla_rl.run.pipeline import run_pipeline
 
 def train(overrides: list[str]) -> tuple[float, float]:
     """Success on held-out initial states after imitation and after RL."""
-    config = compose(["run=toy", "name=from_python", *overrides])  # a mistake is a ConfigError that names key and remedy
-    folder: Path = run_pipeline(config)  # goes on where an earlier run of that name stopped; fresh=True starts over
+    # a mistake is a ConfigError that names key and remedy
+    config = compose(["run=toy", "name=from_python", *overrides])
+    # goes on where an earlier run of that name stopped; fresh=True starts over
+    folder: Path = run_pipeline(config)
     found = json.loads((folder / "summary.json").read_text())["evaluations"]
     return found["sft"]["rate"], found["rl"]["rate"]
 

@@ -1,12 +1,14 @@
 """A vision-language-action model in miniature: ViT → projector → Llama → discrete action tokens.
 
-The parts and their order are those of OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv 2502.19645), so that a recipe
-that works here carries over; one config scales it from about a million parameters to the 7B layout (`PRESETS`).
+The parts and their order are those of OpenVLA (arXiv 2406.09246) and OpenVLA-OFT (arXiv
+2502.19645), so that a recipe that works here carries over; one config scales it from about a
+million parameters to the 7B layout (`PRESETS`).
 
-Sequence: the prefix of `policies.trunk` | action positions. An action position stands for one action dimension of one
-control step, or (``tokens_per_step``) for a whole control step whose dimensions are read by a head each. Decoding is
-"parallel" (a learned query per action position, bidirectional attention, one forward, as in OFT) or "autoregressive"
-(causal attention, each action position reads the tokens of the one before, KV cache).
+Sequence: the prefix of `policies.trunk` | action positions. An action position stands for one
+action dimension of one control step, or (``tokens_per_step``) for a whole control step whose
+dimensions are read by a head each. Decoding is "parallel" (a learned query per action position,
+bidirectional attention, one forward, as in OFT) or "autoregressive" (causal attention, each action
+position reads the tokens of the one before, KV cache).
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ def preset(name: str, **changes: Any) -> NanoVLAConfig:
 class NanoVLA(VisionLanguageTrunk):
     """Token VLA policy; a `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
 
-    For the statistics see `VisionLanguageTrunk`. ``temperature`` can be set at any time: sampling and all log-probs
-    follow it. `replay` holds ``action_tokens`` int16 [b h a].
+    For the statistics see `VisionLanguageTrunk`. ``temperature`` can be set at any time: sampling
+    and all log-probs follow it. `replay` holds ``action_tokens`` int16 [b h a].
     """
 
     log_prob_axes: tuple[str, ...] = ("control_step", "action_dim")
@@ -97,7 +99,9 @@ class NanoVLA(VisionLanguageTrunk):
     ):
         d, h, a = config.llm_width, config.chunk_length, embodiment.action_dim
         slots = h if config.tokens_per_step else h * a  # action positions
-        super().__init__(config, embodiment, action_stats, proprio_stats, tokenizer, positions=slots)
+        super().__init__(
+            config, embodiment, action_stats, proprio_stats, tokenizer, positions=slots
+        )
         self.slots = slots
         self.group = a if config.tokens_per_step else 1  # action tokens read at each
         self.temperature = config.temperature
@@ -106,7 +110,8 @@ class NanoVLA(VisionLanguageTrunk):
         if config.decoding == "autoregressive":
             self.action_embedding = nn.Embedding(self.group * config.action_bins, d)
             nn.init.trunc_normal_(self.action_embedding.weight, std=0.5 / math.sqrt(self.group))
-        # Small logits at the start: the first loss is log(bins), and no bin is favoured before there is evidence.
+        # Small logits at the start: the first loss is log(bins), and no bin is favoured before
+        # there is evidence.
         self.action_head = init_linear(nn.Linear(d, self.group * config.action_bins), 0.02)
         self._build_value_head()
 
@@ -129,9 +134,10 @@ class NanoVLA(VisionLanguageTrunk):
     def correlated_axes(self) -> tuple[str, ...]:
         return self.config.correlated_axes
 
-    # ------------------------------------------------------------------------------------------------------- forward
+    # -------------------------------------------------------------------------------------- forward
     def _slot_inputs(self, tokens: Tensor | None, b: int) -> Tensor:
-        """Input [b S d] of the action positions; in autoregressive decoding each also reads the tokens before it."""
+        """Input [b S d] of the action positions; in autoregressive decoding each also reads the
+        tokens before it."""
         queries = self.action_queries.expand(b, -1, -1)
         if tokens is None:
             return queries
@@ -144,9 +150,15 @@ class NanoVLA(VisionLanguageTrunk):
         return self.action_embedding(tokens.long() + offsets).sum(-2)
 
     def _forward(
-        self, image_tokens: Tensor, text_ids: Tensor, text_rows: Tensor, proprio: Tensor, tokens: Tensor | None
+        self,
+        image_tokens: Tensor,
+        text_ids: Tensor,
+        text_rows: Tensor,
+        proprio: Tensor,
+        tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Raw logits float32 [b h a bins] and value [b]; ``tokens`` [b h a] feed autoregressive decoding."""
+        """Raw logits float32 [b h a bins] and value [b]; ``tokens`` [b h a] feed autoregressive
+        decoding."""
         with self._autocast():
             prefix = self._prefix(image_tokens, text_ids, text_rows, proprio)
             x = torch.cat([prefix, self._slot_inputs(tokens, len(prefix))], dim=1)
@@ -157,7 +169,8 @@ class NanoVLA(VisionLanguageTrunk):
         return logits, self._value(x[:, : -self.slots])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[b s d] → raw logits float32 [b s·g/a a bins] (one position of a token-wise model: [b 1 1 bins])."""
+        """[b s d] → raw logits float32 [b s·g/a a bins] (one position of a token-wise model: [b
+        1 1 bins])."""
         b, s, _ = hidden.shape
         logits = self.action_head(hidden).float()
         if s == self.slots:
@@ -166,9 +179,13 @@ class NanoVLA(VisionLanguageTrunk):
         return logits.view(b, s, self.group, self.config.action_bins)
 
     def logits_and_value(
-        self, observation: Observation, tokens: Tensor | None = None, kept: Mapping[str, Tensor] | None = None
+        self,
+        observation: Observation,
+        tokens: Tensor | None = None,
+        kept: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits float32 [b h a bins] at temperature 1, and value [b] or None, with gradient; ``kept`` image features."""
+        """Logits float32 [b h a bins] at temperature 1, and value [b] or None, with gradient;
+        ``kept`` image features."""
         return self._from_inputs(self._inputs(observation, kept), tokens)
 
     def _from_inputs(self, inputs: Inputs, tokens: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -188,14 +205,20 @@ class NanoVLA(VisionLanguageTrunk):
     def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
         return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
 
-    def _decode(self, inputs: Inputs, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value [b]."""
-        unused = self.unused_bins.view(-1, self.group, self.config.action_bins)  # by position within a control step
+    def _decode(
+        self, inputs: Inputs, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value
+        [b]."""
+        # by position within a control step
+        unused = self.unused_bins.view(-1, self.group, self.config.action_bins)
         chosen, all_log_probs = [], []
         with self._autocast():
             hidden, past, value = self._first_position(inputs)
             for s in range(self.slots):
-                logits = self._logits(hidden[:, -1:])[:, 0].masked_fill(unused[s % len(unused)], MASKED)
+                logits = self._logits(hidden[:, -1:])[:, 0].masked_fill(
+                    unused[s % len(unused)], MASKED
+                )
                 log_probs = self._log_probs(logits)  # [b g bins]
                 tokens = self._choose(log_probs, None if uniforms is None else uniforms[:, s])
                 chosen.append(tokens)
@@ -204,16 +227,23 @@ class NanoVLA(VisionLanguageTrunk):
                     x = self._embed_tokens(tokens[:, None]) + self.action_queries[s + 1]
                     hidden, past = self.trunk(x, True, self.prefix_length + s + 1, past)
         shape = (len(hidden), self.chunk_length, self.embodiment.action_dim)
-        return torch.stack(chosen, 1).view(shape), torch.stack(all_log_probs, 1).view(*shape, -1), value
+        return (
+            torch.stack(chosen, 1).view(shape),
+            torch.stack(all_log_probs, 1).view(*shape, -1),
+            value,
+        )
 
-    def _first_position(self, inputs: Inputs) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | None]:
-        """Hidden states of the prefix and the first action position, their keys and values, and the value [b]."""
+    def _first_position(
+        self, inputs: Inputs
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor | None]:
+        """Hidden states of the prefix and the first action position, their keys and values, and
+        the value [b]."""
         prefix = self._prefix(*inputs)
         x = torch.cat([prefix, self.action_queries[:1].expand(len(prefix), 1, -1)], dim=1)
         hidden, past = self.trunk(x, causal=True)
         return hidden, past, self._value(hidden[:, : self.prefix_length])
 
-    # ---------------------------------------------------------------------------------------------------- interfaces
+    # ----------------------------------------------------------------------------------- interfaces
     def value(self, observation: Observation) -> Tensor | None:
         """See `vla_rl.interfaces.ValuePolicy`."""
         if not self.config.value_head:
@@ -226,12 +256,17 @@ class NanoVLA(VisionLanguageTrunk):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`.
 
-        ``seeds`` [b] need to differ between decisions as well as between rows. Without them torch's global generator
-        draws them. The reported log-prob is that of the chosen tokens at the sampling temperature.
+        ``seeds`` [b] need to differ between decisions as well as between rows. Without them torch's
+        global generator draws them. The reported log-prob is that of the chosen tokens at the
+        sampling temperature.
         """
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
@@ -253,7 +288,9 @@ class NanoVLA(VisionLanguageTrunk):
         if deterministic and self.config.deterministic_mode == "mean":
             actions = (log_probs.exp() * self._finite_centers()).sum(-1)
         return PolicyOutput(
-            chunk=ActionChunk(actions=actions, valid=torch.ones(b, h, dtype=torch.bool, device=self.device)),
+            chunk=ActionChunk(
+                actions=actions, valid=torch.ones(b, h, dtype=torch.bool, device=self.device)
+            ),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             replay={"action_tokens": tokens.to(torch.int16), **self._kept(inputs[0])},
             value=value,
@@ -263,7 +300,8 @@ class NanoVLA(VisionLanguageTrunk):
         return self.bin_centers.masked_fill(self.unused_bins, 0.0)
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
-        """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature, with gradient."""
+        """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature,
+        with gradient."""
         tokens = replay["action_tokens"].to(self.device).long()
         logits, value = self.logits_and_value(observation, tokens, replay)
         log_probs = self._log_probs(logits)
@@ -274,7 +312,8 @@ class NanoVLA(VisionLanguageTrunk):
         )
 
     def encode_actions(self, actions: Tensor) -> Tensor:
-        """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from elsewhere."""
+        """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from
+        elsewhere."""
         return encode_actions(actions.to(self.device), self.bin_centers)
 
     def imitation_loss(
@@ -285,17 +324,20 @@ class NanoVLA(VisionLanguageTrunk):
         features: Mapping[str, Tensor] | None = None,
         own: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Cross entropy per token over valid control steps. ``features`` are this policy's `frame_features` of the
-        observation: then no image is encoded. Rows that are its ``own`` decisions (bool [b]) have hard labels and the
-        temperature that it acts at, others soft ones and temperature 1 (`vla_rl.optional.SelfImitatingPolicy`).
+        """Cross entropy per token over valid control steps. ``features`` are this policy's
+        `frame_features` of the observation: then no image is encoded. Rows that are its ``own``
+        decisions (bool [b]) have hard labels and the temperature that it acts at, others soft ones
+        and temperature 1 (`vla_rl.optional.SelfImitatingPolicy`).
 
-        Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the label), ``mae`` (argmax
-        against the true action, mean over dimensions, physical units), ``entropy`` (nats per token).
+        Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the
+        label), ``mae`` (argmax against the true action, mean over dimensions, physical units),
+        ``entropy`` (nats per token).
         """
         if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
             raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks of "
-                f"{self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length to the data's"
+                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
+                f"of {self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length "
+                "to the data's"
             )
         actions = actions.to(self.device)
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
@@ -306,15 +348,21 @@ class NanoVLA(VisionLanguageTrunk):
             logits, _ = self.logits_and_value(observation, tokens, kept)
         own = torch.zeros(len(actions), dtype=torch.bool) if own is None else own
         own = own.to(self.device)[:, None, None]
-        log_probs = F.log_softmax(logits / torch.where(own, self.temperature, 1.0)[..., None], dim=-1)
+        log_probs = F.log_softmax(
+            logits / torch.where(own, self.temperature, 1.0)[..., None], dim=-1
+        )
         nll = -log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         losses = nll
         if self.config.soft_label_sigma > 0:
-            losses = torch.where(own, nll, -(self._soft_labels(actions, tokens) * log_probs).sum(-1))
+            losses = torch.where(
+                own, nll, -(self._soft_labels(actions, tokens) * log_probs).sum(-1)
+            )
         if self.config.label_smoothing > 0:
             used = (~self.unused_bins).float()
             uniform = -(log_probs * used / used.sum(-1, keepdim=True)).sum(-1)
-            losses = torch.lerp(losses, torch.where(own, losses, uniform), self.config.label_smoothing)
+            losses = torch.lerp(
+                losses, torch.where(own, losses, uniform), self.config.label_smoothing
+            )
         loss = (losses * weight).sum()
         with torch.no_grad():
             best = log_probs.argmax(-1)
@@ -329,20 +377,26 @@ class NanoVLA(VisionLanguageTrunk):
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
 
     def _label_sigma(self) -> Tensor:
-        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own standard deviation.
-        Where demonstrations hardly turn the hand, wider ones would teach it to turn at random."""
+        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own
+        standard deviation. Where demonstrations hardly turn the hand, wider ones would teach it to
+        turn at random."""
         centers = self._finite_centers()
-        mean, std = (torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std))
-        nearest = (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)
+        mean, std = (
+            torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std)
+        )
+        nearest = (
+            (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)
+        )
         lower = nearest.clamp(max=centers.shape[1] - 2)
         gap = (centers.gather(1, lower + 1) - centers.gather(1, lower)).abs()
         return (std / gap.clamp(min=1e-12)).clamp(1e-3, self.config.soft_label_sigma)[:, 0]
 
     def _soft_labels(self, actions: Tensor, tokens: Tensor) -> Tensor:
-        """Gaussian weights [b h a bins] around the action, ``label_sigma`` bins wide; they sum to one.
+        """Gaussian weights [b h a bins] around the action, ``label_sigma`` bins wide; they sum to
+        one.
 
-        Distance is counted in bins, between neighbours interpolated: an action half-way between two centres weighs
-        both alike. Dimensions with two bins get hard labels.
+        Distance is counted in bins, between neighbours interpolated: an action half-way between two
+        centres weighs both alike. Dimensions with two bins get hard labels.
         """
         centers = self._finite_centers()
         dims = torch.arange(centers.shape[0], device=centers.device)
@@ -351,7 +405,9 @@ class NanoVLA(VisionLanguageTrunk):
         lower = centers[dims, (tokens - 1).clamp(min=0)]
         offset = actions - nearest
         gap = torch.where(offset >= 0, upper - nearest, nearest - lower)
-        position = tokens + torch.where(gap > 0, offset / gap.clamp(min=1e-12), torch.zeros_like(gap)).clamp(-0.5, 0.5)
+        position = tokens + torch.where(
+            gap > 0, offset / gap.clamp(min=1e-12), torch.zeros_like(gap)
+        ).clamp(-0.5, 0.5)
         bins = torch.arange(self.config.action_bins, device=centers.device)
         soft = -0.5 * ((bins - position[..., None]) / self.label_sigma[:, None]) ** 2
         soft = soft.masked_fill(self.unused_bins, -math.inf).softmax(-1)

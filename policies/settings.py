@@ -1,4 +1,5 @@
-"""The options of the policies, apart from the code that computes: reading and checking a config needs no torch."""
+"""The options of the policies, apart from the code that computes: reading and checking a config
+needs no torch."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ _TRUNK_CHOICES = {
 
 
 def require_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ConfigError` for the first field of a policy's config whose value is not among its choices."""
+    """Raise `ConfigError` for the first field of a policy's config whose value is not among its
+    choices."""
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
-            raise ConfigError(f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}")
+            raise ConfigError(
+                f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}"
+            )
 
 
 def require_positive(config: Any, *names: str) -> None:
@@ -39,28 +43,32 @@ def require_correlation(value: float, decoding: str = "parallel") -> None:
         raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
     if value and decoding == "autoregressive":
         raise ConfigError(
-            f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later token is drawn given the "
-            "earlier ones, and noise that it shares with them changes that distribution, so that its log-prob would be "
-            "wrong and the gradient biased. Set policy.noise_correlation=0, or policy.decoding=parallel"
+            f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later "
+            "token is drawn given the earlier ones, and noise that it shares with them changes "
+            "that distribution, so that its log-prob would be wrong and the gradient biased. Set "
+            "policy.noise_correlation=0, or policy.decoding=parallel"
         )
 
 
 def correlated_axes(config: Any) -> tuple[str, ...]:
-    """Log-prob axes along which a policy's ``noise_correlation`` ties the samples of one decision together."""
+    """Log-prob axes along which a policy's ``noise_correlation`` ties the samples of one
+    decision together."""
     return ("control_step",) if config.noise_correlation and config.chunk_length > 1 else ()
 
 
 @dataclass
 class TrunkConfig:
-    """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on the robot."""
+    """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on
+    the robot."""
 
     # control steps that one decision predicts
     chunk_length: int = 8
-    cameras: list[str] = field(default_factory=list)  # which of the embodiment's cameras to read; empty: all
+    # which of the embodiment's cameras to read; empty: all
+    cameras: list[str] = field(default_factory=list)
     # read proprioception
     use_proprio: bool = True
-    # vision
-    stem_channels: list[int] = field(default_factory=lambda: [32, 64])  # convs before the one to vit_width; empty: patches
+    # vision's convs before the one to vit_width; empty: patches
+    stem_channels: list[int] = field(default_factory=lambda: [32, 64])
     # pixels of each conv's kernel, one more than stem_channels
     stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
     # pixels of each conv's stride
@@ -78,11 +86,14 @@ class TrunkConfig:
     merge: int = 2  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
     film: bool = False  # the instruction's words scale and shift the channels of the stem (`FiLM`)
-    feature_norm: str = "position"  # position | batch | none: how image tokens are standardised, see `FeatureNorm`
-    freeze_vision_in_rl: bool = True  # RL then keeps each decision's image tokens instead of encoding its images again
+    # position | batch | none: how image tokens are standardised, see `FeatureNorm`
+    feature_norm: str = "position"
+    # RL then keeps each decision's image tokens instead of encoding its images again
+    freeze_vision_in_rl: bool = True
     # language model
     instruction_length: int = 16  # words read of an instruction
-    instruction_tokens: int = 4  # tokens that the words are pooled into; 0: one per word, padding included
+    # tokens that the words are pooled into; 0: one per word, padding included
+    instruction_tokens: int = 4
     hash_buckets: int = 128  # for words outside the vocabulary
     # channels of a token
     llm_width: int = 128
@@ -99,7 +110,8 @@ class TrunkConfig:
     # heads
     value_head: bool = True  # predict the value of a state, for algorithms without a critic
     value_gradient: bool = True  # the value loss reaches the trunk
-    precision: str = "auto"  # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
+    # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
+    precision: str = "auto"
     # torch.compile the forward pass: the first calls take minutes
     compile: bool = False
     # compute activations again in the backward: less memory, slower
@@ -107,7 +119,15 @@ class TrunkConfig:
 
     def __post_init__(self) -> None:
         require_choices(self, _TRUNK_CHOICES)
-        require_positive(self, "chunk_length", "patch_size", "vit_width", "vit_heads", "merge", "instruction_length")
+        require_positive(
+            self,
+            "chunk_length",
+            "patch_size",
+            "vit_width",
+            "vit_heads",
+            "merge",
+            "instruction_length",
+        )
         require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
         for name in ("vit_depth", "instruction_tokens"):
             if getattr(self, name) < 0:
@@ -116,29 +136,37 @@ class TrunkConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be above 0")
         if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"policy.dropout is {self.dropout}, it must be at least 0 and below 1")
+            raise ConfigError(
+                f"policy.dropout is {self.dropout}, it must be at least 0 and below 1"
+            )
         for name in ("stem_channels", "stem_kernels", "stem_strides"):
             if any(size < 1 for size in getattr(self, name)):
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, each entry must be at least 1")
+                raise ConfigError(
+                    f"policy.{name} is {getattr(self, name)}, each entry must be at least 1"
+                )
         if len(set(self.cameras)) < len(self.cameras):
             raise ConfigError(f"policy.cameras is {self.cameras}, name each camera once")
         for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
             if getattr(self, width) % getattr(self, heads):
                 raise ConfigError(
-                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} {getattr(self, heads)}"
+                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} "
+                    f"{getattr(self, heads)}"
                 )
         if (self.llm_width // self.llm_heads) % 2:
             raise ConfigError(
-                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary embeddings need it even"
+                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary "
+                "embeddings need it even"
             )
         if self.film and not self.stem_channels:
-            raise ConfigError("policy.film=true scales the stem, and policy.stem_channels is empty: name some")
+            raise ConfigError(
+                "policy.film=true scales the stem, and policy.stem_channels is empty: name some"
+            )
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(
                 f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
-                f"stem_strides need {convs} each (the last conv leads to vit_width), got {len(self.stem_kernels)} and "
-                f"{len(self.stem_strides)}"
+                f"stem_strides need {convs} each (the last conv leads to vit_width), got "
+                f"{len(self.stem_kernels)} and {len(self.stem_strides)}"
             )
 
     def check_camera(self, name: str, height: int, width: int) -> None:
@@ -146,8 +174,9 @@ class TrunkConfig:
         rows, columns = self.grid(height, width)
         if min(rows, columns) < 1 or rows % self.merge or columns % self.merge:
             raise ConfigError(
-                f"camera {name} ({height}x{width} px) yields {rows}x{columns} image tokens, which policy.merge={self.merge} "
-                "does not divide: change merge, the stem strides or the image size"
+                f"camera {name} ({height}x{width} px) yields {rows}x{columns} image tokens, which "
+                f"policy.merge={self.merge} does not divide: change merge, the stem strides or the "
+                "image size"
             )
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -183,13 +212,16 @@ class NanoVLAConfig(TrunkConfig):
     bin_power: float = 2.0
     binary_gripper: bool = False  # gripper dimensions get two bins, the ends of their range
     decoding: str = "parallel"  # parallel | autoregressive
-    tokens_per_step: bool = True  # one action position per control step instead of one per action dimension
+    # one action position per control step instead of one per action dimension
+    tokens_per_step: bool = True
     # loss and sampling
     label_smoothing: float = 0.0  # share of the target that is spread over all bins
-    # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones (docs/explanation/learning.md)
+    # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones
+    # (docs/explanation/learning.md)
     soft_label_sigma: float = 1.0
     temperature: float = 1.0  # of sampling and of every reported log-prob
-    # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in parallel decoding, else 0
+    # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in
+    # parallel decoding, else 0
     noise_correlation: float | None = None
     deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
 
@@ -198,17 +230,22 @@ class NanoVLAConfig(TrunkConfig):
         require_choices(self, _NANO_CHOICES)
         if self.action_bins < 2:
             raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
-        if not self.bin_power > 0 or not 0.0 <= self.label_smoothing < 1.0 or self.soft_label_sigma < 0:
+        if (
+            not self.bin_power > 0
+            or not 0.0 <= self.label_smoothing < 1.0
+            or self.soft_label_sigma < 0
+        ):
             raise ConfigError(
-                "policy needs bin_power > 0, 0 <= label_smoothing < 1 and soft_label_sigma >= 0, got "
-                f"{self.bin_power}, {self.label_smoothing} and {self.soft_label_sigma}"
+                "policy needs bin_power > 0, 0 <= label_smoothing < 1 and soft_label_sigma >= 0, "
+                f"got {self.bin_power}, {self.label_smoothing} and {self.soft_label_sigma}"
             )
         if self.noise_correlation is None:
             self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
         require_correlation(self.noise_correlation, self.decoding)
         if not self.temperature > 0:
             raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling act with deterministic=True)"
+                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling "
+                "act with deterministic=True)"
             )
 
     @property
@@ -223,19 +260,22 @@ _FLOW_FORMS = ("flow_sde", "flow_cps")
 class LeRobotConfig:
     """A checkpoint of lerobot, or a new policy of one of its families.
 
-    ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the robot and the data at hand.
-    ``options``: lerobot's own settings of that family as ``key:value`` (``[n_action_steps:8]``). ``sizes``: of a new π0 or
-    π0.5 that is not to have the published ones (`policies.lerobot.sizes.PUBLISHED` has their names); lerobot cannot load it.
-    ``chunk_length``: control steps the model predicts; a checkpoint has its own, and another number is refused.
-    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is ("none": leave it out, where
-    the family allows it); empty where the names are the same. ``vlm``: a folder with config and tokenizer of the language
-    backbone, for machines without the hub.
-    How a chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or flow_cps for a flow (a
-    diffusion policy has its scheduler, which ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM
-    or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
-    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all), ``advantage_discount``,
-    ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
-    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of the present one.
+    ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the
+    robot and the data at hand. ``options``: lerobot's own settings of that family as ``key:value``
+    (``[n_action_steps:8]``). ``sizes``: of a new π0 or π0.5 that is not to have the published ones
+    (`policies.lerobot.sizes.PUBLISHED` has their names); lerobot cannot load it. ``chunk_length``:
+    control steps the model predicts; a checkpoint has its own, and another number is refused.
+    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is
+    ("none": leave it out, where the family allows it); empty where the names are the same. ``vlm``:
+    a folder with config and tokenizer of the language backbone, for machines without the hub. How a
+    chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or
+    flow_cps for a flow (a diffusion policy has its scheduler, which
+    ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM or a of the flow
+    forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
+    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all),
+    ``advantage_discount``, ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
+    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of
+    the present one.
     """
 
     checkpoint: str = ""
@@ -270,18 +310,25 @@ class LeRobotConfig:
 
     def __post_init__(self) -> None:
         if self.family not in LEROBOT:
-            raise ConfigError(f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT)}")
+            raise ConfigError(
+                f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT)}"
+            )
         if self.sampler not in _FLOW_FORMS:
-            raise ConfigError(f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}")
+            raise ConfigError(
+                f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}"
+            )
         if self.chunk_length < 1:
             raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
         if not self.min_std > 0:
             raise ConfigError(
-                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has no likelihood"
+                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has "
+                "no likelihood"
             )
         for name in ("denoising_steps", "max_std", "trained_steps", "clip_rate", "noise_level"):
             if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+                raise ConfigError(
+                    f"policy.{name} is {getattr(self, name)}, it must not be negative"
+                )
         for name in ("advantage_discount", "clip_base"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
@@ -292,9 +339,15 @@ class LeRobotConfig:
                 raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
 
     def check_machine(self) -> None:
-        """Raise `UserError` where lerobot is not installed, or what it imports and reads only once it builds this family."""
+        """Raise `UserError` where lerobot is not installed, or what it imports and reads only
+        once it builds this family."""
         words = ("num2words",) if self.family == "smolvla" and not self.checkpoint else ()
-        require_packages("lerobot", *words, extra="lerobot", purpose=f"policy=lerobot policy.family={self.family}")
+        require_packages(
+            "lerobot",
+            *words,
+            extra="lerobot",
+            purpose=f"policy=lerobot policy.family={self.family}",
+        )
         from policies.lerobot.needs import require_checkpoint, require_family, require_language
 
         if self.checkpoint:
@@ -316,7 +369,8 @@ class LeRobotConfig:
 
 @dataclass
 class SmallConfig:
-    """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when acting, in half-ranges."""
+    """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when
+    acting, in half-ranges."""
 
     # control steps that one decision predicts
     chunk_length: int = 4
@@ -329,8 +383,15 @@ class SmallConfig:
     explores_by: ClassVar = "noise"
 
     def __post_init__(self) -> None:
-        if self.chunk_length < 1 or self.pixels < 1 or not self.hidden or min(self.hidden) < 1 or self.noise < 0:
+        if (
+            self.chunk_length < 1
+            or self.pixels < 1
+            or not self.hidden
+            or min(self.hidden) < 1
+            or self.noise < 0
+        ):
             raise ConfigError(
-                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 and noise >= 0, got "
-                f"{self.chunk_length}, {self.pixels}, {list(self.hidden)} and {self.noise}"
+                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 "
+                f"and noise >= 0, got {self.chunk_length}, {self.pixels}, {list(self.hidden)} and "
+                f"{self.noise}"
             )

@@ -1,6 +1,8 @@
-"""A policy of a few thousand weights for low-resolution tasks: an MLP over pooled pixels, proprioception and words.
+"""A policy of a few thousand weights for low-resolution tasks: an MLP over pooled pixels,
+proprioception and words.
 
-For learning from replay, where actions are a differentiable function of the observation (TD3, SAC's mean). It is no VLA.
+For learning from replay, where actions are a differentiable function of the observation (TD3, SAC's
+mean). It is no VLA.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class _Features(nn.Module):
 
 
 class SmallPolicy(Actor):
-    """An `ActorPolicy` and `ImitationPolicy` whose latent action is the action; its encoder has no weights."""
+    """An `ActorPolicy` and `ImitationPolicy` whose latent action is the action; its encoder has
+    no weights."""
 
     policy_type = "small"
     config: SmallConfig
@@ -42,15 +45,21 @@ class SmallPolicy(Actor):
         self.config, self.chunk_length = config, config.chunk_length
         pixels = 3 * config.pixels**2 * len(embodiment.cameras)
         self.latent_dim = config.chunk_length * embodiment.action_dim
-        self.actor = network(pixels + embodiment.proprio_dim + WORDS, config.hidden, self.latent_dim)
+        self.actor = network(
+            pixels + embodiment.proprio_dim + WORDS, config.hidden, self.latent_dim
+        )
         self.encoder = _Features()
         self.register_buffer("mean", torch.zeros(embodiment.proprio_dim))
         self.register_buffer("std", torch.ones(embodiment.proprio_dim))
 
     def features(self, observation: Observation) -> Tensor:
-        """Pooled pixels (0 … 1), standardised proprio and hashed words, float32 [b f]; without weights of its own."""
+        """Pooled pixels (0 … 1), standardised proprio and hashed words, float32 [b f]; without
+        weights of its own."""
         side, device = self.config.pixels, self.mean.device
-        images = [observation.images[name].to(device).permute(0, 3, 1, 2) / 255.0 for name in self.embodiment.camera_names]
+        images = [
+            observation.images[name].to(device).permute(0, 3, 1, 2) / 255.0
+            for name in self.embodiment.camera_names
+        ]
         pooled = [adaptive_avg_pool2d(image, side).flatten(1) for image in images]
         proprio = (observation.proprio.to(device) - self.mean) / self.std
         return torch.cat([*pooled, proprio, self._words(observation.instruction).to(device)], dim=1)
@@ -60,13 +69,19 @@ class SmallPolicy(Actor):
         return {FEATURES: self.features(seen).cpu()}
 
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """The chunk, with Gaussian noise unless ``deterministic``, inside the bounds."""
         latent = self.latents(self.features(observation), {}, deterministic, seeds)
         return self.decided(latent, latent, {})
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
         """Mean squared error over the control steps that count, in half-ranges."""
         half = (self.high - self.low) / 2.0
         mine = self.to_chunk(self.propose(self.features(observation), {}, None)[0]).actions
@@ -83,7 +98,7 @@ class SmallPolicy(Actor):
                 row[zlib.crc32(word.encode()) % WORDS] = 1.0
         return words
 
-    # ---------------------------------------------------------------------------------------------------------- checkpoint
+    # ----------------------------------------------------------------------------------- checkpoint
     @classmethod
     def from_statistics(
         cls,
@@ -105,5 +120,7 @@ class SmallPolicy(Actor):
         return {}
 
     @classmethod
-    def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> SmallPolicy:
+    def from_config_dict(
+        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
+    ) -> SmallPolicy:
         return cls(SmallConfig(**data["config"]), embodiment)

@@ -1,7 +1,7 @@
 """A word-level tokenizer for instructions, in plain Python, that encodes any text.
 
-Words of the vocabulary have an id each; every other word falls into one of a few hash buckets, so a held-out paraphrase
-still encodes, always to the same ids, on every machine.
+Words of the vocabulary have an id each; every other word falls into one of a few hash buckets, so a
+held-out paraphrase still encodes, always to the same ids, on every machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ DEFAULT_WORDS = tuple(dict.fromkeys(_DEFAULT_TEXT.split()))
 
 
 class WordTokenizer:
-    """Words to ids: 0 pads, then ``hash_buckets`` ids for unknown words, then one id per word of ``words``."""
+    """Words to ids: 0 pads, then ``hash_buckets`` ids for unknown words, then one id per word of
+    ``words``."""
 
     def __init__(self, words: Iterable[str] = DEFAULT_WORDS, hash_buckets: int = 128):
         if hash_buckets < 1:
@@ -59,11 +60,16 @@ class WordTokenizer:
 
     def to_json(self) -> str:
         """The content of ``tokenizer.json``; `from_json` inverts it."""
-        return json.dumps({"type": "word", "hash_buckets": self.hash_buckets, "words": list(self.words)}, indent=1)
+        return json.dumps(
+            {"type": "word", "hash_buckets": self.hash_buckets, "words": list(self.words)}, indent=1
+        )
 
     @classmethod
     def from_json(cls, text: str) -> WordTokenizer:
         data = json.loads(text)
         if data.get("type") != "word":
-            raise UserError(f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it another model's file?")
+            raise UserError(
+                f"tokenizer.json has type {data.get('type')!r}, expected 'word': is it "
+                "another model's file?"
+            )
         return cls(data["words"], data["hash_buckets"])

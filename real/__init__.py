@@ -2,4 +2,5 @@
 
 import os
 
-BORN_OF = os.getppid()  # as early as can be: who started this process may end while it still imports
+# as early as can be: who started this process may end while it still imports
+BORN_OF = os.getppid()

@@ -1,18 +1,24 @@
-"""A policy's side of a session, without the policy: when to decide, on what, and what to send. No torch, no clock.
+"""A policy's side of a session, without the policy: when to decide, on what, and what to send. No
+torch, no clock.
 
-Pictures and state are brought together as the simulator would show them at one moment: a decision waits for a picture of
-every camera from after the last control step, and takes the state that was measured nearest to them.
+Pictures and state are brought together as the simulator would show them at one moment: a decision
+waits for a picture of every camera from after the last control step, and takes the state that was
+measured nearest to them.
 
-Synchronous: decide, run the rows, decide again; the arm keeps its last goal meanwhile. In all other ways it decides on what
-was seen while the rows before still run. A chunk then begins with the first control step after its observation, in step with
-the rows before; those that have passed by the time it comes are dropped by the supervisor. How two chunks meet:
+Synchronous: decide, run the rows, decide again; the arm keeps its last goal meanwhile. In all other
+ways it decides on what was seen while the rows before still run. A chunk then begins with the first
+control step after its observation, in step with the rows before; those that have passed by the time
+it comes are dropped by the supervisor. How two chunks meet:
 
 - asynchronous: the new one replaces the old one;
-- ensemble (temporal ensembling, ACT, arXiv 2304.13705): a control step runs the mean of all that was predicted for it;
-- rtc (real-time chunking, arXiv 2506.07339): the policy denoises the new chunk towards what is left of the old one. How many
-  rows will have passed (d) is foreseen from how long decisions took lately.
+- ensemble (temporal ensembling, ACT, arXiv 2304.13705): a control step runs the mean of all that
+  was predicted for it;
+- rtc (real-time chunking, arXiv 2506.07339): the policy denoises the new chunk towards what is left
+  of the old one. How many rows will have passed (d) is foreseen from how long decisions took
+  lately.
 
-Whoever else moves the arm makes all that was predicted void: no chunk is mixed with, or held to, one from before.
+Whoever else moves the arm makes all that was predicted void: no chunk is mixed with, or held to,
+one from before.
 """
 
 from __future__ import annotations
@@ -37,16 +43,17 @@ _KEPT_WAITS = 1000  # decisions
 _RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no longer than is foreseen
 
 Decide = Callable[..., np.ndarray]
-"""({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since somebody else moved the arm) →
-actions [h a] in the robot's units; with rtc a `Guide` may follow."""
+"""({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since
+somebody else moved the arm) → actions [h a] in the robot's units; with rtc a `Guide` may follow."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
 class ActingConfig:
-    """``steps`` of each chunk are run before the next is due (0: synchronously all of them, with ensemble 1, else half). A
-    chunk whose first row has not begun ``valid_s`` seconds after it was sent is void. ``ensemble_decay`` is m of the weights
-    exp(−m i), ``rtc_guidance`` the limit β of the guidance's factor, ``rtc_schedule`` how its weights fall."""
+    """``steps`` of each chunk are run before the next is due (0: synchronously all of them, with
+    ensemble 1, else half). A chunk whose first row has not begun ``valid_s`` seconds after it was
+    sent is void. ``ensemble_decay`` is m of the weights exp(−m i), ``rtc_guidance`` the limit β of
+    the guidance's factor, ``rtc_schedule`` how its weights fall."""
 
     acting: str = "synchronous"
     steps: int = 0
@@ -57,23 +64,32 @@ class ActingConfig:
 
     def __post_init__(self) -> None:
         if self.acting not in KINDS:
-            raise ConfigError(f"robot.acting={self.acting!r} is unknown: use one of {', '.join(KINDS)}")
+            raise ConfigError(
+                f"robot.acting={self.acting!r} is unknown: use one of {', '.join(KINDS)}"
+            )
         if self.steps < 0 or not 0 < self.valid_s <= 2:
-            raise ConfigError(f"robot.steps={self.steps} must be 0 or more, and robot.valid_s={self.valid_s} in (0, 2]")
+            raise ConfigError(
+                f"robot.steps={self.steps} must be 0 or more, and "
+                f"robot.valid_s={self.valid_s} in (0, 2]"
+            )
         if self.rtc_schedule not in SCHEDULES:
-            raise ConfigError(f"robot.rtc_schedule={self.rtc_schedule!r} is unknown: use one of {', '.join(SCHEDULES)}")
+            raise ConfigError(
+                f"robot.rtc_schedule={self.rtc_schedule!r} is unknown: use one of "
+                f"{', '.join(SCHEDULES)}"
+            )
         if not 0 <= self.ensemble_decay < math.inf or not 0 < self.rtc_guidance < math.inf:
             raise ConfigError(
-                f"robot.ensemble_decay={self.ensemble_decay} must be 0 or more, and robot.rtc_guidance={self.rtc_guidance} "
-                f"above 0"
+                f"robot.ensemble_decay={self.ensemble_decay} must be 0 or more, and "
+                f"robot.rtc_guidance={self.rtc_guidance} above 0"
             )
 
 
 @dataclass
 class _Sent:
-    """The newest chunk. ``rows`` [h a] are what was predicted, but for those that were late: there it is what ran instead
-    (an ensemble keeps its predictions as they are). ``begins`` is the tick of the first one (-1: at once, and no state has
-    shown when that was), ``captured`` when its observation was."""
+    """The newest chunk. ``rows`` [h a] are what was predicted, but for those that were late: there
+    it is what ran instead (an ensemble keeps its predictions as they are). ``begins`` is the tick
+    of the first one (-1: at once, and no state has shown when that was), ``captured`` when its
+    observation was."""
 
     decision: int
     rows: np.ndarray
@@ -91,8 +107,8 @@ class _Sent:
 
 @dataclass
 class _Place:
-    """Where a chunk begins: at tick ``begins``, which is due at ``due`` (seconds); -1: at once. ``rest`` [k a] are the rows
-    of the chunk before from there on."""
+    """Where a chunk begins: at tick ``begins``, which is due at ``due`` (seconds); -1: at once.
+    ``rest`` [k a] are the rows of the chunk before from there on."""
 
     begins: int = -1
     due: float = 0.0
@@ -107,11 +123,18 @@ class Acting:
     """Takes the supervisor's messages (`hear`), and says which chunk to send (`chunk`), if any."""
 
     def __init__(
-        self, decide: Decide, pictures: Pictures, version: str, config: ActingConfig, instruction: str = "",
+        self,
+        decide: Decide,
+        pictures: Pictures,
+        version: str,
+        config: ActingConfig,
+        instruction: str = "",
         swap: Callable[[], str | None] = lambda: None,
-    ):  # fmt: skip
-        """``swap`` is called as an episode ends: it may take other weights, and returns the name of their version."""
-        self.others: dict[str, tuple[Decide, str]] = {}  # policies of their own, and their versions, by instruction
+    ):
+        """``swap`` is called as an episode ends: it may take other weights, and returns the name
+        of their version."""
+        # policies of their own, and their versions, by instruction
+        self.others: dict[str, tuple[Decide, str]] = {}
         self.decide, self.pictures, self.version, self.config = decide, pictures, version, config
         self._swap = swap
         self.instruction = instruction
@@ -125,7 +148,7 @@ class Acting:
         self._sent: _Sent | None = None
         self._past: list[_Sent] = []  # of an ensemble, the oldest first
 
-    # ------------------------------------------------------------------------------------------------------------ hearing
+    # -------------------------------------------------------------------------------------- hearing
     def hear(self, message: Message) -> None:
         if isinstance(message, Welcome):
             self._welcome = message
@@ -158,7 +181,8 @@ class Acting:
             begins = state.tick - round(state.index * self._per_row)
             sent.begins = begins if sent.begins < 0 else min(sent.begins, begins)
         over = mine and state.index == sent.last and state.step_done
-        skipped = sent.running and not mine and state.decision < sent.decision  # the tick that ends a step was skipped
+        # the tick that ends a step was skipped
+        skipped = sent.running and not mine and state.decision < sent.decision
         lost = not sent.running and state.stamp - sent.at > _LOST_S
         if over or skipped or lost:
             self._since = state.stamp + (1.0 / self._hz if over else 0.0)
@@ -177,7 +201,7 @@ class Acting:
         """Ticks of a control step."""
         return self._hz / self._welcome.control_hz if self._welcome is not None else 1.0
 
-    # ------------------------------------------------------------------------------------------------------------- acting
+    # --------------------------------------------------------------------------------------- acting
     @property
     def due(self) -> bool:
         """Whether `chunk` would decide now."""
@@ -189,14 +213,19 @@ class Acting:
         if self._sent is not None:
             if self.config.acting == "synchronous" or self._sent.begins < 0:
                 return False
-            since = self._sent.captured + (self._steps(self._sent.last + 1)) / self._welcome.control_hz
+            since = (
+                self._sent.captured + (self._steps(self._sent.last + 1)) / self._welcome.control_hz
+            )
         captured, newest = self._captured, self._states[-1]
-        paired = newest.measured >= captured - 0.5 / self._hz or newest.stamp > captured + 3.0 / self._hz
+        paired = (
+            newest.measured >= captured - 0.5 / self._hz or newest.stamp > captured + 3.0 / self._hz
+        )
         return captured >= since - 0.2 / self._hz and paired
 
     @property
     def wants(self) -> bool:
-        """Whether a picture that is taken now would be decided on: for a simulation that takes them when they are wanted."""
+        """Whether a picture that is taken now would be decided on: for a simulation that takes
+        them when they are wanted."""
         return self._epoch >= 0 and self._sent is None
 
     @property
@@ -209,7 +238,8 @@ class Acting:
         return min(self.config.steps, rows) if self.config.steps else usual
 
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
-        """The fields of a `Chunk`, for which the policy was asked; None where a picture was overwritten meanwhile.
+        """The fields of a `Chunk`, for which the policy was asked; None where a picture was
+        overwritten meanwhile.
 
         Raises `UserError` for what the policy answers that is no chunk of this robot.
         """
@@ -237,25 +267,35 @@ class Acting:
         self._sent, self._first = sent, False
         self.decisions += 1
         return {
-            "epoch": self._epoch, "start": max(place.begins, 0), "hz": self._welcome.control_hz, "decision": sent.decision,
-            "policy_version": version, "obs_stamp": captured, "acting": self.config.acting,
+            "epoch": self._epoch,
+            "start": max(place.begins, 0),
+            "hz": self._welcome.control_hz,
+            "decision": sent.decision,
+            "policy_version": version,
+            "obs_stamp": captured,
+            "acting": self.config.acting,
             "prefix": 0 if guide is None else int((guide.weight == 1.0).sum()),
-            "delay": late, "actions": _tuples(actions),
+            "delay": late,
+            "actions": _tuples(actions),
             "predicted": () if actions is rows else _tuples(rows),
-        }  # fmt: skip
+        }
 
     def _checked(self, answer: Any) -> np.ndarray:
-        """A policy's answer as rows [h a]: those that are run, where it decides again only after them."""
+        """A policy's answer as rows [h a]: those that are run, where it decides again only after
+        them."""
         assert self._welcome is not None
         rows = np.asarray(answer)
         width = len(self._welcome.action_names)
         if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
-            raise UserError(f"the policy answers with actions {list(rows.shape)}; this robot takes [steps, {width}]")
+            raise UserError(
+                f"the policy answers with actions {list(rows.shape)}; this robot takes "
+                f"[steps, {width}]"
+            )
         return rows[: self._steps(len(rows))] if self.config.acting == "synchronous" else rows
 
     def _place(self, state: State) -> _Place:
-        """Of a chunk that is decided on what was seen at ``state``: where the first control step after it begins, while a
-        chunk runs; at once, where none does."""
+        """Of a chunk that is decided on what was seen at ``state``: where the first control step
+        after it begins, while a chunk runs; at once, where none does."""
         sent = self._sent
         if sent is None:
             return _Place()
@@ -274,9 +314,12 @@ class Acting:
         return Guide(place.rest, mask, self.config.rtc_guidance)
 
     def _averaged(self, sent: _Sent, tick: int) -> np.ndarray:
-        """The mean [h a] of all that was predicted for each control step of ``sent``, which counts from now on too."""
+        """The mean [h a] of all that was predicted for each control step of ``sent``, which
+        counts from now on too."""
         assert self._welcome is not None
-        self._past = [s for s in self._past if s.begins + len(s.rows) * self._per_row > tick] + [sent]
+        self._past = [s for s in self._past if s.begins + len(s.rows) * self._per_row > tick] + [
+            sent
+        ]
         means = []
         for i, own in enumerate(sent.rows):
             at = [round(i + (sent.begins - s.begins) / self._per_row) for s in self._past]
@@ -299,7 +342,8 @@ def _tuples(rows: np.ndarray) -> tuple[tuple[float, ...], ...]:
 
 
 def serve(client: Any, acting: Acting) -> None:
-    """The loop of a policy's process. Returns when the session ends; ``client`` is a `real.link.Client`."""
+    """The loop of a policy's process. Returns when the session ends; ``client`` is a
+    `real.link.Client`."""
     from real.link import LinkError
 
     clock = client.writer.clock

@@ -1,6 +1,8 @@
-"""Starts and ends the processes around an arm: the simulated arm itself, the supervisor, its guard, the recorder.
+"""Starts and ends the processes around an arm: the simulated arm itself, the supervisor, its guard,
+the recorder.
 
-Each gets a log file and a session of its own, so that it does not share its scheduling with what computes elsewhere.
+Each gets a log file and a session of its own, so that it does not share its scheduling with what
+computes elsewhere.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ class StartError(UserError):
 
 @dataclass(frozen=True)
 class BodyConfig:
-    """A simulated arm (``world`` with ``options`` and ``defects``), or a driver (``driver`` "module:Class" with ``options``)
-    in the arm's process, or one that is quick and light enough for the supervisor's (``robot``). ``limits`` is a file.
-    ``supervisor`` holds options of `SupervisorConfig`. ``record`` keeps a journal under the session's folder. ``real_time``
-    is a SCHED_FIFO priority for the supervisor, 0: an ordinary process. ``cameras`` {name: `CameraConfig`} are those beside
-    the arm's own. ``camera_device`` "realsense" sends a simulated arm's pictures through a software device of that SDK."""
+    """A simulated arm (``world`` with ``options`` and ``defects``), or a driver (``driver``
+    "module:Class" with ``options``) in the arm's process, or one that is quick and light enough for
+    the supervisor's (``robot``). ``limits`` is a file. ``supervisor`` holds options of
+    `SupervisorConfig`. ``record`` keeps a journal under the session's folder. ``real_time`` is a
+    SCHED_FIFO priority for the supervisor, 0: an ordinary process. ``cameras`` {name:
+    `CameraConfig`} are those beside the arm's own. ``camera_device`` "realsense" sends a simulated
+    arm's pictures through a software device of that SDK."""
 
     limits: str
     world: str = "fake"
@@ -55,7 +59,8 @@ class BodyConfig:
 
 
 class Body:
-    """``folder`` is the session's: sockets, configs and logs lie in ``run``, the journals in ``journal``."""
+    """``folder`` is the session's: sockets, configs and logs lie in ``run``, the journals in
+    ``journal``."""
 
     def __init__(self, folder: str | Path, config: BodyConfig):
         self.folder, self.config = Path(folder), config
@@ -66,7 +71,10 @@ class Body:
         self._spare: set[str] = set()
         self._started: dict[str, tuple[float, list[str]]] = {}  # when, and the command
         if len(self.socket) > 100:
-            raise UserError(f"the session's folder {self.folder} is too long a name for a socket: at most 90 characters")
+            raise UserError(
+                f"the session's folder {self.folder} is too long a name for a socket: "
+                "at most 90 characters"
+            )
 
     def __enter__(self) -> Body:
         try:
@@ -80,7 +88,8 @@ class Body:
         self.close()
 
     def start(self) -> None:
-        """In the order that the contract asks for: what watches and records first, the robot under control last."""
+        """In the order that the contract asks for: what watches and records first, the robot
+        under control last."""
         x = self.config
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         for folder in (self.folder, self.run):  # tokens, pictures of a room
@@ -102,20 +111,41 @@ class Body:
             }
             self.process("arm", "real.robots.server", [self.write_config("arm", arm)])
             robot, options = "real.robots.remote:RemoteRobot", {"address": self.arm_socket}
-        main: dict[str, Any] = {"socket": self.socket, "robot": robot, "robot_options": options, "limits": x.limits}
+        main: dict[str, Any] = {
+            "socket": self.socket,
+            "robot": robot,
+            "robot_options": options,
+            "limits": x.limits,
+        }
         needed = {"cameras": [*x.supervisor.get("cameras", ()), *x.cameras]} if x.cameras else {}
-        main |= {"supervisor": {**x.supervisor, **needed}, "session": self.folder.name, "real_time": x.real_time}
-        main |= {"cameras": [[name, camera.height, camera.width] for name, camera in x.cameras.items()]}
+        main |= {
+            "supervisor": {**x.supervisor, **needed},
+            "session": self.folder.name,
+            "real_time": x.real_time,
+        }
+        main |= {
+            "cameras": [[name, camera.height, camera.width] for name, camera in x.cameras.items()]
+        }
         about = str(self.run / "robot.json")
         main |= {"report": str(self.run / "supervisor.json"), "about": about}
         self.process("supervisor", "real.supervisor.loop", [self.write_config("supervisor", main)])
         if x.guard and not x.robot:
-            self.process("guard", "real.supervisor.guard", [self.socket, "real.robots.remote:stop_arm", self.arm_socket])
+            self.process(
+                "guard",
+                "real.supervisor.guard",
+                [self.socket, "real.robots.remote:stop_arm", self.arm_socket],
+            )
         if x.record:
-            self.process("recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about])
+            self.process(
+                "recorder", "real.recorder", [self.socket, str(self.folder / "journal"), about]
+            )
         for name, camera in x.cameras.items():
             config = {"socket": self.socket, "name": name, "camera": asdict(camera)}
-            self.process(f"camera_{name}", "real.cameras.process", [self.write_config(f"camera_{name}", config)])
+            self.process(
+                f"camera_{name}",
+                "real.cameras.process",
+                [self.write_config(f"camera_{name}", config)],
+            )
 
     def write_config(self, name: str, values: dict[str, Any]) -> str:
         path = self.run / f"{name}.config.json"
@@ -124,10 +154,15 @@ class Body:
         return str(path)
 
     def process(
-        self, name: str, module: str, arguments: list[str], timeout: float = 120.0, may_end: bool = False
+        self,
+        name: str,
+        module: str,
+        arguments: list[str],
+        timeout: float = 120.0,
+        may_end: bool = False,
     ) -> str:
-        """Start a process in a session of its own, wait until it says "ready", and return what it has said. ``may_end``: the
-        session goes on without it."""
+        """Start a process in a session of its own, wait until it says "ready", and return what it
+        has said. ``may_end``: the session goes on without it."""
         if may_end:
             self._spare.add(name)
         log = self.run / f"{name}.log.txt"
@@ -143,19 +178,30 @@ class Body:
         return log.read_text(encoding="utf-8", errors="replace")
 
     def _launch(self, name: str) -> subprocess.Popen:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", LAUNCHER: str(os.getpid())}
-        environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of the logs, which are read as that
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            LAUNCHER: str(os.getpid()),
+        }
+        # of the logs, which are read as that
+        environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"
         log = self.run / f"{name}.log.txt"
         log.touch(mode=0o600)  # the console's holds its token
         with open(log, "wb") as out:
             self.processes[name] = subprocess.Popen(
-                self._started[name][1], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                env=environment, umask=_PRIVATE,
-            )  # fmt: skip
+                self._started[name][1],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=environment,
+                umask=_PRIVATE,
+            )
         return self.processes[name]
 
     def _revive(self, name: str) -> bool:
-        """Start a camera's process again, which the arm waits for meanwhile; False for what is none."""
+        """Start a camera's process again, which the arm waits for meanwhile; False for what is
+        none."""
         began, command = self._started[name]
         if name.removeprefix("camera_") not in self.config.cameras:
             return False
@@ -165,19 +211,26 @@ class Body:
         return True
 
     def ended(self) -> str:
-        """Which process has ended though the session goes on, with the end of its log; or "". A camera's starts again."""
+        """Which process has ended though the session goes on, with the end of its log; or "". A
+        camera's starts again."""
         for name, process in list(self.processes.items()):
             if name not in self._spare and process.poll() is not None and not self._revive(name):
-                said = (self.run / f"{name}.log.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
+                said = (self.run / f"{name}.log.txt").read_text(encoding="utf-8", errors="replace")[
+                    -2000:
+                ]
                 said = said.removeprefix("ready").strip() or "silently"
                 return f"the {name} has ended (status {process.returncode}): {said}"
         return ""
 
     def close(self) -> None:
-        """Softly: the supervisor brings the arm to rest, whatever the policy is busy with; the recorder closes its journal,
-        then the arm's process ends. A Ctrl-C meanwhile ends everything at once."""
+        """Softly: the supervisor brings the arm to rest, whatever the policy is busy with; the
+        recorder closes its journal, then the arm's process ends. A Ctrl-C meanwhile ends everything
+        at once."""
         steps = [("supervisor", "policy"), ("guard",), ("recorder",)]
-        steps += [tuple(name for name in self.processes if name not in {"arm", *chain(*steps)}), ("arm",)]
+        steps += [
+            tuple(name for name in self.processes if name not in {"arm", *chain(*steps)}),
+            ("arm",),
+        ]
         try:
             for names in steps:
                 processes = [self.processes[name] for name in names if name in self.processes]
@@ -191,8 +244,8 @@ class Body:
         self.processes.clear()
 
     def kill(self) -> None:
-        """At once: the supervisor's second signal stops the arm where it is, whose process ends last; who is left half a
-        second later is killed."""
+        """At once: the supervisor's second signal stops the arm where it is, whose process ends
+        last; who is left half a second later is killed."""
         others = [process for name, process in self.processes.items() if name != "arm"]
         for process in others:
             _tell(process)

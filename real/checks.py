@@ -1,4 +1,5 @@
-"""Checks of what a packet holds: each raises one `MessageError` that says which field of which kind is wrong, and how."""
+"""Checks of what a packet holds: each raises one `MessageError` that says which field of which
+kind is wrong, and how."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 from vla_rl.errors import UserError
 
-MAX_TEXT, MAX_ITEMS, MAX_ROWS = 512, 64, 256  # characters of a text, entries of a list, control steps of a chunk
+# characters of a text, entries of a list, control steps of a chunk
+MAX_TEXT, MAX_ITEMS, MAX_ROWS = 512, 64, 256
 
 Vector = tuple[float, ...]
 Rows = tuple[Vector, ...]  # [control steps, action dimensions]
@@ -42,7 +44,9 @@ def number(place: str, name: str, value: Any, nan: bool = False) -> float:
 
 def vector(place: str, name: str, value: Any, nan: bool) -> Vector:
     if not isinstance(value, tuple | list) or len(value) > MAX_ITEMS:
-        raise MessageError(f"a {place} message is wrong: {name} is no list of at most {MAX_ITEMS} numbers")
+        raise MessageError(
+            f"a {place} message is wrong: {name} is no list of at most {MAX_ITEMS} numbers"
+        )
     if nan and all(type(x) is float for x in value):  # most of what comes, at a quarter of the time
         return tuple(value)
     return tuple([number(place, name, x, nan) for x in value])
@@ -52,10 +56,18 @@ def rows(place: str, name: str, value: Any, nan: bool) -> Rows:
     good = isinstance(value, tuple | list) and 0 < len(value) <= MAX_ROWS
     require(good, place, f"{name} is no list of 1 to {MAX_ROWS} rows")
     rows = tuple([vector(place, name, row, nan) for row in value])
-    require(len({len(row) for row in rows}) == 1 and len(rows[0]) > 0, place, f"the rows of {name} differ in length")
+    require(
+        len({len(row) for row in rows}) == 1 and len(rows[0]) > 0,
+        place,
+        f"the rows of {name} differ in length",
+    )
     return rows
 
 
 def text(place: str, name: str, value: Any) -> str:
-    require(isinstance(value, str) and len(value) <= MAX_TEXT, place, f"{name} is no text of ≤ {MAX_TEXT} characters")
+    require(
+        isinstance(value, str) and len(value) <= MAX_TEXT,
+        place,
+        f"{name} is no text of ≤ {MAX_TEXT} characters",
+    )
     return value

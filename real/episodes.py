@@ -1,8 +1,10 @@
-"""Leads a session through its episodes: reset, start, success or time-out, label, end. No clock, no socket, no torch.
+"""Leads a session through its episodes: reset, start, success or time-out, label, end. No clock, no
+socket, no torch.
 
-It asks for control only while nobody else has it, and gives it up once an episode runs, so that a person may take over at
-any moment; while a person has control it waits. It clears no fault. Messages go in (`hear`, `judged`), requests come out
-(`due`), from three sources: "launcher", who leads, "simulator", who labels, and in practice "reward.confident", who may.
+It asks for control only while nobody else has it, and gives it up once an episode runs, so that a
+person may take over at any moment; while a person has control it waits. It clears no fault.
+Messages go in (`hear`, `judged`), requests come out (`due`), from three sources: "launcher", who
+leads, "simulator", who labels, and in practice "reward.confident", who may.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from real.tasks import Task, parse
 
 JUDGE, SEER = "simulator", "reward.confident"
 AGAIN_S = 0.5  # until a request that has had no effect is made again
-RESET_S = 20.0  # as long may a simulator take to reset; twice would strike in the middle of the episode
+# as long may a simulator take to reset; twice would strike in the middle of the episode
+RESET_S = 20.0
 _IN = {m.value for m in IN_EPISODE}
 
 
@@ -28,12 +31,14 @@ _IN = {m.value for m in IN_EPISODE}
 class Plan:
     """What a session is to do. ``episodes`` 0: until it is told to end.
 
-    ``leads``: arm, reset and start by itself (a simulated arm only); else a person does, and this only labels and ends.
-    ``policy``: episodes are started for the policy; else a person drives. ``alone``: nobody watches, so that after a pause
-    it goes on by itself (at most ``resumes`` times an episode), and a fault ends the session. ``judged``: the simulator
-    labels. An episode ends without success after its task's horizon, or ``patience`` times as many seconds as that takes.
-    In ``practice`` it goes on by itself until it wants help, also with a real arm once a person has begun the first episode.
-    With ``returns`` it says where each episode begins, ``past`` are those of earlier sessions.
+    ``leads``: arm, reset and start by itself (a simulated arm only); else a person does, and this
+    only labels and ends. ``policy``: episodes are started for the policy; else a person drives.
+    ``alone``: nobody watches, so that after a pause it goes on by itself (at most ``resumes`` times
+    an episode), and a fault ends the session. ``judged``: the simulator labels. An episode ends
+    without success after its task's horizon, or ``patience`` times as many seconds as that takes.
+    In ``practice`` it goes on by itself until it wants help, also with a real arm once a person has
+    begun the first episode. With ``returns`` it says where each episode begins, ``past`` are those
+    of earlier sessions.
     """
 
     tasks: tuple[Task, ...]
@@ -51,7 +56,8 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """One episode. ``success`` None: nobody labelled it. Steps are control steps; ``pauses`` counts those of the machine."""
+    """One episode. ``success`` None: nobody labelled it. Steps are control steps; ``pauses``
+    counts those of the machine."""
 
     episode: int
     task: Task
@@ -83,7 +89,9 @@ class Conductor:
         self._success, self._seer, self._sure = False, JUDGE, 0
         self._asked: dict[str, float] = {}
         self.rounds = Rounds(plan.tasks, plan.practice) if plan.practice is not None else None
-        self.starts = Starts(plan.tasks, plan.returns, plan.past) if plan.returns is not None else None
+        self.starts = (
+            Starts(plan.tasks, plan.returns, plan.past) if plan.returns is not None else None
+        )
         self._told = False  # whether everybody knows where the next episode begins
         self._chosen = ""  # the task that a person chose, as text
         self._shows = False  # whether a person is still to be asked to show the episode that runs
@@ -98,7 +106,7 @@ class Conductor:
         """Whether no episode runs."""
         return self._current is None
 
-    # ------------------------------------------------------------------------------------------------------------ hearing
+    # -------------------------------------------------------------------------------------- hearing
     def judged(self, news: str) -> None:
         """The simulator says "began" (its reset is done) or "success"."""
         if news == "began":
@@ -116,36 +124,58 @@ class Conductor:
                 self._current.human_steps += message.is_human
         elif isinstance(message, Grant):
             self._token = message.token if message.granted else ""
-        elif isinstance(message, Event) and message.name == "label" and message.value in ("success", "failure"):
+        elif (
+            isinstance(message, Event)
+            and message.name == "label"
+            and message.value in ("success", "failure")
+        ):
             self._labelled(message)
         elif isinstance(message, Event) and message.name == "task" and message.source != LEADER:
             if message.value != self._chosen:
                 self._chosen, self._prepared, self._asked_reset = message.value, False, False
-        elif isinstance(message, Event) and message.name in ("pause", "stop", "estop") and message.source != LEADER:
+        elif (
+            isinstance(message, Event)
+            and message.name in ("pause", "stop", "estop")
+            and message.source != LEADER
+        ):
             if self.rounds is not None and message.value != GAVE_UP:
-                self.rounds.interrupted(f"{message.name} by {message.source}: {message.value or 'it was pressed'}")
-        elif isinstance(message, Progress) and self.rounds is not None and self._current is not None:
+                self.rounds.interrupted(
+                    f"{message.name} by {message.source}: {message.value or 'it was pressed'}"
+                )
+        elif (
+            isinstance(message, Progress) and self.rounds is not None and self._current is not None
+        ):
             self._watched(self.rounds.practice.confident, self._current, message)
         elif isinstance(message, Refused):
-            self._asked_reset = False  # (whatever was refused: a reset that was not is asked for once more)
+            # (whatever was refused: a reset that was not is asked for once more)
+            self._asked_reset = False
         elif isinstance(message, Notice):
             self._notice(message)
 
     def _labelled(self, event: Event) -> None:
         """The episode that it means, which may have ended, is what it says."""
         told = [*self.outcomes, *([self._current] if self._current is not None else [])]
-        spans = [Span(o.episode, o.begun, math.inf if o is self._current else o.begun + o.seconds) for o in told]
+        spans = [
+            Span(o.episode, o.begun, math.inf if o is self._current else o.begun + o.seconds)
+            for o in told
+        ]
         found = meant(event.at, spans)
         if found is None:
             return
         outcome = next(o for o, span in zip(told, spans) if span is found)
         if outcome is not self._current and outcome.success is not (event.value == "success"):
-            self.notes.append(f"episode {outcome.episode} is a {event.value} now, says {event.source}")
+            self.notes.append(
+                f"episode {outcome.episode} is a {event.value} now, says {event.source}"
+            )
         outcome.success = event.value == "success"
         outcome.labelled_by = event.source.partition(".")[0]
 
     def _watched(self, confident: float, current: Outcome, progress: Progress) -> None:
-        self._sure = self._sure + 1 if progress.episode == current.episode and progress.value >= confident > 0 else 0
+        self._sure = (
+            self._sure + 1
+            if progress.episode == current.episode and progress.value >= confident > 0
+            else 0
+        )
         if self._sure == 2 and not self._success:
             self._success, self._seer = True, SEER
 
@@ -194,7 +224,7 @@ class Conductor:
         if self.rounds is not None:
             self.rounds.want(why)
 
-    # ------------------------------------------------------------------------------------------------------------- asking
+    # --------------------------------------------------------------------------------------- asking
     def due(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
         """(source, kind, fields) of what is to be sent now."""
         state = self._state
@@ -215,8 +245,11 @@ class Conductor:
             return self._between(now)
         return []
 
-    def _call(self, rounds: Rounds, state: State, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        """Say that help is wanted, and wait. Between episodes the task is set first that a person puts things back for."""
+    def _call(
+        self, rounds: Rounds, state: State, now: float
+    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """Say that help is wanted, and wait. Between episodes the task is set first that a
+        person puts things back for."""
         if not rounds.practice.attended:
             self.problem = f"help is wanted, and nobody is there: {rounds.wanted}"
             return []
@@ -233,9 +266,11 @@ class Conductor:
         self._asked["note"] = now
         return [self._event(LEADER, "note", now, f"{CALL}: {rounds.wanted}"), *self._let_go()]
 
-    def _announce(self, starts: Starts, state: State, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        """A person puts things back and begins: say from where. (In READY the supervisor takes that of its launcher, whoever
-        has control.)"""
+    def _announce(
+        self, starts: Starts, state: State, now: float
+    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+        """A person puts things back and begins: say from where. (In READY the supervisor takes that
+        of its launcher, whoever has control.)"""
         if self._current is not None or state.mode != Mode.READY.value:
             return []
         self._told, task = True, starts.next.text
@@ -245,7 +280,9 @@ class Conductor:
 
     def _between(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
         if not self._prepared:
-            if now - self._asked.get("reset", -math.inf) < (RESET_S if self._asked_reset else AGAIN_S):
+            if now - self._asked.get("reset", -math.inf) < (
+                RESET_S if self._asked_reset else AGAIN_S
+            ):
                 return []
             if not self._token:
                 return self._lead("reset", now)
@@ -265,7 +302,9 @@ class Conductor:
         in_turn = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
         return next((task for task in self.plan.tasks if task.text == self._chosen), in_turn)
 
-    def _during(self, state: State, current: Outcome, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _during(
+        self, state: State, current: Outcome, now: float
+    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
         if self._shows:
             self._shows = False
             self.notes.append(f"{SHOW}: {current.task.text}")
@@ -278,10 +317,16 @@ class Conductor:
                 return []
             if current.pauses > self.plan.resumes and self.rounds is not None:
                 current.pauses = 0
-                self.rounds.want(f"the episode was paused {self.plan.resumes} times, the last time as {self.notes[-1]}")
+                self.rounds.want(
+                    f"the episode was paused {self.plan.resumes} times, the last time "
+                    f"as {self.notes[-1]}"
+                )
                 return []
             if current.pauses > self.plan.resumes:
-                self.problem = f"an episode was paused {current.pauses} times; the last reason: {self.notes[-1]}"
+                self.problem = (
+                    f"an episode was paused {current.pauses} times; the last reason: "
+                    f"{self.notes[-1]}"
+                )
                 return []
             return self._lead("start", now)
         return self._let_go()
@@ -303,8 +348,8 @@ class Conductor:
     def _finish(
         self, state: State, current: Outcome, verdict: str, now: float
     ) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        """Label it, and end it once the supervisor has told everybody: labels come over a link of their own, and a record
-        that has ended takes none. In PAUSED ending needs control."""
+        """Label it, and end it once the supervisor has told everybody: labels come over a link of
+        their own, and a record that has ended takes none. In PAUSED ending needs control."""
         current.reason = verdict
         if (self.plan.judged or verdict == "success") and not current.labelled_by:
             value, by = ("success", self._seer) if verdict == "success" else ("failure", JUDGE)
@@ -314,8 +359,10 @@ class Conductor:
             return self._lead("end", now) if leads and state.holder in ("", LEADER) else []
         return [self._event(LEADER, "end", now, verdict)] if self._may("end", now) else []
 
-    # -------------------------------------------------------------------------------------------------------------- words
-    def _lead(self, name: str, now: float, value: str = "") -> list[tuple[str, type[Message], dict[str, Any]]]:
+    # ---------------------------------------------------------------------------------------- words
+    def _lead(
+        self, name: str, now: float, value: str = ""
+    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
         """Ask for ``name``, for control first where it is not held."""
         if not self._token:
             if not self._may("lease", now):
@@ -335,6 +382,8 @@ class Conductor:
         self._asked[name] = now
         return True
 
-    def _event(self, source: str, name: str, now: float, value: str = "") -> tuple[str, type[Message], dict[str, Any]]:
+    def _event(
+        self, source: str, name: str, now: float, value: str = ""
+    ) -> tuple[str, type[Message], dict[str, Any]]:
         lease = self._token if source == LEADER else ""
         return source, Event, {"name": name, "value": value, "at": now, "lease": lease}

@@ -1,8 +1,10 @@
-"""How fast an arm under impedance control will be in a tick's time: its hand (m/s, rad/s) and each joint.
+"""How fast an arm under impedance control will be in a tick's time: its hand (m/s, rad/s) and each
+joint.
 
-Its joints move as what all of them do to each other wants it, which no target of the hand says. Foreseen is what its own
-momentum makes of the change in the tick before; what a sudden turn adds to that is bounded before it is commanded. A
-critically damped arm accelerates by 4 gain (u - v) towards the velocity u.
+Its joints move as what all of them do to each other wants it, which no target of the hand says.
+Foreseen is what its own momentum makes of the change in the tick before; what a sudden turn adds to
+that is bounded before it is commanded. A critically damped arm accelerates by 4 gain (u - v)
+towards the velocity u.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from real.robots.protocol import Measured
 
 _TINY, _HUGE = 1e-9, 1e9
 _DAMPING = 1e-4  # squared, of the joint velocities that a hand's velocity needs
-_LEVER = 0.5  # m: by what a turn of the hand can push it along (0.25 from the wrist, twice that where the arm is stretched)
-_CALM = 0.8  # of the limits: who was too fast brakes until it is that slow, or brake and target would drive it on by turns
+# m: by what a turn of the hand can push it along (0.25 from the wrist, twice that where the arm is
+# stretched)
+_LEVER = 0.5
+# of the limits: who was too fast brakes until it is that slow, or brake and target would drive it
+# on by turns
+_CALM = 0.8
 _NEARLY = 0.95  # of the hand's limit, for what new targets add: nothing is foreseen exactly
 _LIGHTER = 1.5  # by what an arm may prefer its light joints to those with the least motion
 
 
 class Foresight:
-    """Of an arm that tells its Jacobian and joint velocities; of others, and without ``gain``, nothing is foreseen."""
+    """Of an arm that tells its Jacobian and joint velocities; of others, and without ``gain``,
+    nothing is foreseen."""
 
     def __init__(self, limits: Limits, gain: float, dt: float):
         self.limits, self.gain, self.dt = limits, gain, dt
@@ -31,7 +38,8 @@ class Foresight:
         self.joints = np.zeros(0)  # of each joint [n]; empty: nothing is foreseen
         self._hand_ahead = np.zeros(3)  # m/s, where nothing new is commanded
         self._allowed = 1.0  # of the limits
-        self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))  # when, and how fast each joint was
+        # when, and how fast each joint was
+        self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))
         self.rest()
 
     def rest(self) -> None:
@@ -42,7 +50,10 @@ class Foresight:
     def see(self, measured: Measured) -> None:
         """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
         self.hand, self.angular, self.joints = 0.0, 0.0, np.zeros(0)
-        told = (measured.joint_velocity, *([] if measured.jacobian is None else [measured.jacobian]))
+        told = (
+            measured.joint_velocity,
+            *([] if measured.jacobian is None else [measured.jacobian]),
+        )
         if not all(np.isfinite(x).all() for x in told):
             self.hand = self.angular = math.nan
             return
@@ -51,27 +62,39 @@ class Foresight:
         now, (stamp, before) = measured.joint_velocity, self._before
         self._before = (measured.stamp, now)
         gap = measured.stamp - stamp
-        ahead = now + (now - before) * (self.dt / gap) if self.dt < 1.5 * gap < 6.0 * self.dt else now
+        ahead = (
+            now + (now - before) * (self.dt / gap) if self.dt < 1.5 * gap < 6.0 * self.dt else now
+        )
         both = np.stack([now, ahead])
         motion = both @ measured.jacobian.T
-        self.hand, self.angular = (float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:]))
+        self.hand, self.angular = (
+            float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:])
+        )
         self._hand_ahead = motion[1, :3]
         self.joints = np.max(np.abs(both), axis=0)
 
     def excess(self) -> tuple[float, float]:
-        """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the arm has to brake. Whose
-        speed is no number is too fast."""
+        """By how much the hand (m/s or rad/s, the larger) and a joint will be too fast: then the
+        arm has to brake. Whose speed is no number is too fast."""
         x, share = self.limits, self._allowed
-        hand, angular = _over(self.hand, share * x.speed), _over(self.angular, share * x.rotation_speed)
-        beyond = float(np.max(self.joints - share * np.asarray(x.joint_speed))) if self.joints.size else 0.0
+        hand, angular = (
+            _over(self.hand, share * x.speed),
+            _over(self.angular, share * x.rotation_speed),
+        )
+        beyond = (
+            float(np.max(self.joints - share * np.asarray(x.joint_speed)))
+            if self.joints.size
+            else 0.0
+        )
         found = max(hand, angular), _over(beyond, 0.0)
         self._allowed = _CALM if max(found) > 0.0 else 1.0
         return found
 
     def eased(self, velocity: np.ndarray, measured: Measured, swing: float) -> np.ndarray:
-        """What may be commanded of ``velocity`` [2 3] (m/s, rad/s): of a sudden change only so much at once as leaves hand
-        and joints their limits. What the hand's own new target adds comes first, then what the turn adds to that; with the
-        turn it becomes no faster than ``swing`` (m/s)."""
+        """What may be commanded of ``velocity`` [2 3] (m/s, rad/s): of a sudden change only so much
+        at once as leaves hand and joints their limits. What the hand's own new target adds comes
+        first, then what the turn adds to that; with the turn it becomes no faster than ``swing``
+        (m/s)."""
         x, jacobian = self.limits, measured.jacobian
         if not self.joints.size or jacobian is None:
             return velocity
@@ -84,7 +107,12 @@ class Foresight:
         change = velocity[1] - turning - self._pull  # what the tick before does not tell of
         joints = np.abs(of_joints(jacobian, np.concatenate([np.zeros(3), change])))
         pushed = np.array([_LEVER * float(np.linalg.norm(change)), *(_LIGHTER * joints)]) * push
-        room = np.maximum(np.array([min(swing, _NEARLY * x.speed) - fastest, *(np.array(x.joint_speed) - self.joints)]), 0.0)
+        room = np.maximum(
+            np.array(
+                [min(swing, _NEARLY * x.speed) - fastest, *(np.array(x.joint_speed) - self.joints)]
+            ),
+            0.0,
+        )
         share = float(np.min(np.where(pushed > room, room / np.maximum(pushed, _TINY), 1.0)))
         self._pull = self._pull + share * change
         if straight >= 1.0 and share >= 1.0:
@@ -93,7 +121,8 @@ class Foresight:
 
 
 def _within(start: np.ndarray, change: np.ndarray, most: float) -> float:
-    """Of ``change``, the share that leaves ``start + share * change`` no longer than ``most`` (or than ``start``)."""
+    """Of ``change``, the share that leaves ``start + share * change`` no longer than ``most``
+    (or than ``start``)."""
     square, along = float(change @ change), float(start @ change)
     if square < _TINY**2:
         return 1.0
@@ -119,8 +148,11 @@ def turning_of(measured: Measured) -> np.ndarray:
 
 
 def of_joints(jacobian: np.ndarray, motion: np.ndarray) -> np.ndarray:
-    """The velocities [n] of the joints that move the hand by ``motion`` [6] with the least of them."""
-    return np.asarray(jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), motion))
+    """The velocities [n] of the joints that move the hand by ``motion`` [6] with the least of
+    them."""
+    return np.asarray(
+        jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), motion)
+    )
 
 
 def shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The action gate: whatever a policy or a person asks for, what leaves it keeps the limits.
 
-Stages work in the order of `STAGES`, each on what the one before left, and each reports by how much it changed the request:
+Stages work in the order of `STAGES`, each on what the one before left, and each reports by how much
+it changed the request:
 
 | stage | what it does | unit of its figure |
 |---|---|---|
@@ -14,10 +15,12 @@ Stages work in the order of `STAGES`, each on what the one before left, and each
 | force | nothing pushes on against a force above the limit; twice as much trips | m/s |
 | gripper | a threshold, and a lock-out after each change | 1 |
 
-All limits bind one quantity, the commanded velocity u. For an arm that follows its target closely the target moves by u dt
-in a tick. An arm under impedance control moves at ``gain`` times the distance to its target, and gets one u / gain ahead of
-its measured pose: a goal that no limit touches goes to the robot unchanged. Stages behind "rate" take speed away, or turn it
-against an arm that is faster than its limit, and may do so faster than the jerk limit. Pure numpy, no clock of its own.
+All limits bind one quantity, the commanded velocity u. For an arm that follows its target closely
+the target moves by u dt in a tick. An arm under impedance control moves at ``gain`` times the
+distance to its target, and gets one u / gain ahead of its measured pose: a goal that no limit
+touches goes to the robot unchanged. Stages behind "rate" take speed away, or turn it against an arm
+that is faster than its limit, and may do so faster than the jerk limit. Pure numpy, no clock of its
+own.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from real.walls import Walls
 
 STAGES = ("finite", "age", "step", "rate", "workspace", "joints", "ik", "force", "gripper")
 FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGES))
-# Stages whose steady work says that something is wrong; "step" and "rate" shape motion all the time.
+# Stages whose steady work says that something is wrong; "step" and "rate" shape motion all the
+# time.
 SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 
 _TINY, _HUGE = 1e-9, 1e9
@@ -50,8 +54,9 @@ _HOLDBACK = 8.0  # taken off a target's speed for what the arm is faster
 
 @dataclass(frozen=True)
 class Request:
-    """Where somebody wants the robot: a pose or joints. ``obs_stamp`` is None where no observation stands behind it.
-    ``seconds`` is when it is to be there, for an arm without impedance; 0: as soon as the limits allow."""
+    """Where somebody wants the robot: a pose or joints. ``obs_stamp`` is None where no observation
+    stands behind it. ``seconds`` is when it is to be there, for an arm without impedance; 0: as
+    soon as the limits allow."""
 
     gripper: float
     position: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -63,7 +68,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Passed:
-    """``reference`` None: refused, the robot must hold. ``trip`` says why the session should pause, or is empty."""
+    """``reference`` None: refused, the robot must hold. ``trip`` says why the session should
+    pause, or is empty."""
 
     reference: Reference | None
     mask: int
@@ -72,7 +78,8 @@ class Passed:
 
 
 class Gate:
-    """One robot's gate, called once per tick of ``dt`` seconds. `reset` wherever the robot holds by itself."""
+    """One robot's gate, called once per tick of ``dt`` seconds. `reset` wherever the robot holds
+    by itself."""
 
     def __init__(self, limits: Limits, capabilities: Capabilities, turns: bool, dt: float):
         self.limits, self.dt, self.gain, self.turns = limits, dt, capabilities.gain, turns
@@ -85,7 +92,9 @@ class Gate:
         self._joint_speed = np.atleast_1d(x.joint_speed)  # [1], or of each joint
         wide = [self._joint_speed, [x.joint_acceleration], [x.joint_jerk], [x.joint_step]]
         rows = wide if self.joint_space else [list(p) for p in pairs]
-        self._speed, self._acceleration, self._jerk, self._step = (np.minimum(np.array(r), _HUGE) for r in rows)
+        self._speed, self._acceleration, self._jerk, self._step = (
+            np.minimum(np.array(r), _HUGE) for r in rows
+        )
         self.walls = Walls(limits, self.gain, dt)
         self.grip, self._gripped = 0.0, -math.inf
         self.ahead = Foresight(limits, capabilities.gain, dt)
@@ -95,7 +104,8 @@ class Gate:
         """At rest: what is commanded next starts from the measured pose and from no speed."""
         self._velocity = self._change = np.zeros((0, 0))  # u and its derivative, [groups, width]
         self.ahead.rest()
-        self._base: tuple[np.ndarray, np.ndarray] | None = None  # the last target of an arm without impedance
+        # the last target of an arm without impedance
+        self._base: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def velocity(self) -> np.ndarray:
@@ -103,13 +113,16 @@ class Gate:
         return self._velocity.ravel()
 
     def origin(self, measured: Measured) -> Measured:
-        """From where a delta counts: the measured pose of an arm under impedance control, the last target of one that
-        follows closely (its lag would add up otherwise; the step keeps the target near the arm)."""
+        """From where a delta counts: the measured pose of an arm under impedance control, the last
+        target of one that follows closely (its lag would add up otherwise; the step keeps the
+        target near the arm)."""
         if self.gain or self.joint_space or self._base is None:
             return measured
         return dataclasses.replace(measured, position=self._base[0], quaternion=self._base[1])
 
-    def __call__(self, request: Request, measured: Measured, now: float, slow: bool = False) -> Passed:
+    def __call__(
+        self, request: Request, measured: Measured, now: float, slow: bool = False
+    ) -> Passed:
         """What may go to the robot for ``request``. Never raises for what a request holds."""
         work = np.zeros(len(STAGES))
         if not _is_pose(measured, self.limits, self.joint_space, self.turns):
@@ -119,7 +132,10 @@ class Gate:
         if not self._sound(request, measured):
             work[FINITE] = 1.0
             return self._refused(work, "")
-        if request.obs_stamp is not None and (age := now - request.obs_stamp) > self.limits.observation_age:
+        if (
+            request.obs_stamp is not None
+            and (age := now - request.obs_stamp) > self.limits.observation_age
+        ):
             work[AGE] = age - self.limits.observation_age
             return self._refused(work, "")
         if not self.joint_space and (trip := _escapes(self.walls, measured, work)) is not None:
@@ -128,7 +144,8 @@ class Gate:
             work[JOINTS] = beyond
         too_fast, too_fast_joint = self.ahead.excess()
         work[RATE], work[IK] = too_fast, too_fast_joint
-        if beyond > 0.0 or too_fast > 0.0 or too_fast_joint > 0.0:  # it brakes; a force that trips is told all the same
+        # it brakes; a force that trips is told all the same
+        if beyond > 0.0 or too_fast > 0.0 or too_fast_joint > 0.0:
             return self._refused(work, self._force(np.zeros((2, 3)), measured, work)[1])
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
@@ -138,9 +155,10 @@ class Gate:
         return self._move(wanted, request, measured, work, now, slow)
 
     def ramp(self, measured: Measured, now: float) -> Passed:
-        """Towards standstill within the limits, for an arm that cannot hold by itself; the same pose once it is reached.
-        From the measured one where something has carried the arm further from its target than a step. Refused where that is
-        none: nobody knows then where to stand still."""
+        """Towards standstill within the limits, for an arm that cannot hold by itself; the same
+        pose once it is reached. From the measured one where something has carried the arm further
+        from its target than a step. Refused where that is none: nobody knows then where to stand
+        still."""
         if not _is_pose(measured, self.limits, self.joint_space, self.turns):
             return self._refused(np.zeros(len(STAGES)), "")
         if not self._near(measured):
@@ -148,20 +166,28 @@ class Gate:
         self.ahead.see(measured)
         self._start(measured)
         request = Request(0.0, quaternion=self._base[1] if self._base else measured.quaternion)
-        return self._move(np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False)
+        return self._move(
+            np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False
+        )
 
-    # ------------------------------------------------------------------------------------------------------------ stages
+    # --------------------------------------------------------------------------------------- stages
     def _sound(self, request: Request, measured: Measured) -> bool:
         if self.joint_space:
             parts = [(request.joints, len(measured.joints))]
         else:
             parts = [(request.position, 3), *([(request.quaternion, 4)] if self.turns else [])]
-        if not all(np.shape(value) == (size,) and bool((np.abs(value) < _ABSURD).all()) for value, size in parts):
+        if not all(
+            np.shape(value) == (size,) and bool((np.abs(value) < _ABSURD).all())
+            for value, size in parts
+        ):
             return False  # (NaN is not below it either)
-        return math.isfinite(request.gripper) and (not self.turns or float(request.quaternion @ request.quaternion) > 0.1)
+        return math.isfinite(request.gripper) and (
+            not self.turns or float(request.quaternion @ request.quaternion) > 0.1
+        )
 
     def _refused(self, work: np.ndarray, trip: str) -> Passed:
-        return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)  # (of NaN and _HUGE the latter)
+        # (of NaN and _HUGE the latter)
+        return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)
 
     def _start(self, measured: Measured) -> None:
         if not self._velocity.size:
@@ -179,20 +205,30 @@ class Gate:
         if self.joint_space:
             return bool((np.abs(place - measured.joints) <= self._step).all())
         turn = difference(quaternion, measured.quaternion) if self.turns else np.zeros(3)
-        return bool((np.linalg.norm(np.stack([place - measured.position, turn]), axis=1) <= self._step).all())
+        return bool(
+            (
+                np.linalg.norm(np.stack([place - measured.position, turn]), axis=1) <= self._step
+            ).all()
+        )
 
     def _here(self, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
         """From where the velocity leads to the next target."""
         assert self._base is not None
         return (measured.position, measured.quaternion) if self.gain else self._base
 
-    def _wanted(self, request: Request, measured: Measured, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The velocity [groups, width] that the request asks for, its target clipped to the step around the pose; and how
-        far from that pose it was."""
+    def _wanted(
+        self, request: Request, measured: Measured, work: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The velocity [groups, width] that the request asks for, its target clipped to the step
+        around the pose; and how far from that pose it was."""
         if self.joint_space:
             error = (request.joints - measured.joints)[:, None]
         else:
-            turn = difference(normalised(request.quaternion), measured.quaternion) if self.turns else np.zeros(3)
+            turn = (
+                difference(normalised(request.quaternion), measured.quaternion)
+                if self.turns
+                else np.zeros(3)
+            )
             error = np.stack([request.position - measured.position, turn])
         near = shorten(error, self._step)
         work[STEP] = _largest(error - near)
@@ -202,15 +238,27 @@ class Gate:
         if self.joint_space:
             ahead = near + (measured.joints - place)[:, None]
         else:
-            turn = difference(multiply(from_vector(near[1]), measured.quaternion), quaternion) if self.turns else np.zeros(3)
+            turn = (
+                difference(multiply(from_vector(near[1]), measured.quaternion), quaternion)
+                if self.turns
+                else np.zeros(3)
+            )
             ahead = np.stack([measured.position + near[0] - place, turn])
         length = np.linalg.norm(ahead, axis=1)
         # so that it is there in time, and can stop there
-        fastest = np.minimum(np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds))
+        fastest = np.minimum(
+            np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds)
+        )
         return shorten(ahead * _HUGE, fastest), error
 
     def _move(
-        self, wanted: np.ndarray, request: Request, measured: Measured, work: np.ndarray, now: float, slow: bool
+        self,
+        wanted: np.ndarray,
+        request: Request,
+        measured: Measured,
+        work: np.ndarray,
+        now: float,
+        slow: bool,
     ) -> Passed:
         before = self._velocity
         velocity, change = self._rate(wanted, slow, work)
@@ -232,27 +280,34 @@ class Gate:
         self._velocity, self._change = velocity, change
         return Passed(self._reference(request, measured, work, now), _mask(work), work, trip)
 
-    def _rate(self, wanted: np.ndarray, slow: bool, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk allow without having to
-        overshoot it (the acceleration may be at most what its own jerk can take back in time)."""
+    def _rate(
+        self, wanted: np.ndarray, slow: bool, work: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk
+        allow without having to overshoot it (the acceleration may be at most what its own jerk can
+        take back in time)."""
         speed = self._speed * (self.limits.slow if slow else 1.0)
-        goal = shorten(wanted, _ALLOWED * speed)  # what is left takes up the last of an acceleration in another direction
+        # what is left takes up the last of an acceleration in another direction
+        goal = shorten(wanted, _ALLOWED * speed)
         gap = goal - self._velocity
         size = np.linalg.norm(gap, axis=1)
         jerk = self._jerk * self.dt  # change of the acceleration in a tick
         landing = np.sqrt(2.0 * self._jerk * size + 0.25 * jerk**2) - 0.5 * jerk
-        best = shorten(gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing))
+        best = shorten(
+            gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing)
+        )
         change = self._change + shorten(best - self._change, jerk)
         velocity = self._velocity + change * self.dt
-        faster = np.maximum(speed, np.linalg.norm(self._velocity, axis=1))  # (it was, where "slow" has just begun)
+        # (it was, where "slow" has just begun)
+        faster = np.maximum(speed, np.linalg.norm(self._velocity, axis=1))
         velocity = shorten(velocity, np.where(faster > self._speed, self._speed, faster))
         work[RATE] = _largest(wanted - velocity)
         return velocity, change
 
     def _overspeed(self, u: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """The hand's velocity [3] with less of it along the arm's own motion where that is, or will be in a tick's time,
-        faster than any target may be: under impedance control what its joints do to each other, and the posture it keeps,
-        can push it on."""
+        """The hand's velocity [3] with less of it along the arm's own motion where that is, or will
+        be in a tick's time, faster than any target may be: under impedance control what its joints
+        do to each other, and the posture it keeps, can push it on."""
         motion = motion_of(measured)
         if not self.gain or motion is None:
             return u
@@ -264,14 +319,16 @@ class Gate:
         return shorten((u - _HOLDBACK * excess * direction)[None], most)[0]
 
     def _stopped(self, measured: Measured) -> np.ndarray:
-        """Where an arm under (critically damped) impedance control would come to rest if nothing pulled any more."""
+        """Where an arm under (critically damped) impedance control would come to rest if nothing
+        pulled any more."""
         motion = motion_of(measured)
         if not self.gain or motion is None:
             return self._here(measured)[0]
         return measured.position + motion / (4.0 * self.gain)
 
     def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """Slow the hand where the joints that carry it come to their ends, or would have to turn too fast."""
+        """Slow the hand where the joints that carry it come to their ends, or would have to turn
+        too fast."""
         x, jacobian = self.limits, measured.jacobian
         if jacobian is None or not velocity.any():
             return velocity
@@ -279,9 +336,14 @@ class Gate:
         share = 1.0
         if x.joint_low:
             room = self._room(joints, measured.joints)
-            share = float(np.min(np.where(np.abs(joints) > room, room / np.maximum(np.abs(joints), _TINY), 1.0)))
+            share = float(
+                np.min(
+                    np.where(np.abs(joints) > room, room / np.maximum(np.abs(joints), _TINY), 1.0)
+                )
+            )
             work[JOINTS] = (1.0 - share) * float(np.max(np.abs(joints)))
-        faster = share * float(np.max(np.abs(joints) / self._joint_speed))  # times its limit, of the joint nearest to it
+        # times its limit, of the joint nearest to it
+        faster = share * float(np.max(np.abs(joints) / self._joint_speed))
         if faster > 1.0:
             work[IK] = 1.0 - 1.0 / faster
             share /= faster
@@ -293,11 +355,14 @@ class Gate:
         end = np.where(u > 0, np.array(x.joint_high) - joints, joints - np.array(x.joint_low))
         room = np.maximum(end - x.joint_margin, 0.0)
         hardest = min(x.joint_acceleration, _HUGE)
-        return np.minimum(np.sqrt(hardest * room), (2.0 * self.gain if self.gain else 0.5 / self.dt) * room)
+        return np.minimum(
+            np.sqrt(hardest * room), (2.0 * self.gain if self.gain else 0.5 / self.dt) * room
+        )
 
     def _leaving(self, measured: Measured) -> float:
-        """By how much (rad/s) a joint runs too fast towards its end, whatever the hand was asked to do: what an arm's own
-        controller makes of a pose is not known here. The arm's brake has the margin to stop in."""
+        """By how much (rad/s) a joint runs too fast towards its end, whatever the hand was asked to
+        do: what an arm's own controller makes of a pose is not known here. The arm's brake has the
+        margin to stop in."""
         if self.joint_space or not self.limits.joint_low or not len(measured.joint_velocity):
             return 0.0
         speed = measured.joint_velocity
@@ -305,7 +370,8 @@ class Gate:
         return max(0.0, float(np.max(over)))
 
     def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """A sudden turn of the hand pushes hand and joints along: no more of it at once than leaves them their limits."""
+        """A sudden turn of the hand pushes hand and joints along: no more of it at once than
+        leaves them their limits."""
         if not self.turns:
             return velocity
         eased = self.ahead.eased(velocity, measured, self.walls.swing(measured.position))
@@ -323,8 +389,11 @@ class Gate:
         work[JOINTS] = _largest(velocity - kept)
         return velocity if work[JOINTS] == 0.0 else kept
 
-    def _force(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> tuple[np.ndarray, str]:
-        """Take away what pushes on: against the force on the hand, and turning against the torque."""
+    def _force(
+        self, velocity: np.ndarray, measured: Measured, work: np.ndarray
+    ) -> tuple[np.ndarray, str]:
+        """Take away what pushes on: against the force on the hand, and turning against the
+        torque."""
         if len(measured.wrench) != 6 or self.joint_space:
             return velocity, ""
         kept, trip = velocity, ""
@@ -344,7 +413,9 @@ class Gate:
                 trip = f"{size:.0f} {'N' if row == 0 else 'N m'} at the hand"
         return kept, trip
 
-    def _reference(self, request: Request, measured: Measured, work: np.ndarray, now: float) -> Reference:
+    def _reference(
+        self, request: Request, measured: Measured, work: np.ndarray, now: float
+    ) -> Reference:
         place, quaternion = self._here(measured)
         time = 1.0 / self.gain if self.gain else self.dt
         grip = self._grip(request.gripper, now, work)
@@ -362,7 +433,9 @@ class Gate:
 
     def _grip(self, wanted: float, now: float, work: np.ndarray) -> float:
         """-1 opens, 1 closes, 0 as it is."""
-        want = math.copysign(1.0, wanted) if abs(wanted) > self.limits.gripper_threshold else self.grip
+        want = (
+            math.copysign(1.0, wanted) if abs(wanted) > self.limits.gripper_threshold else self.grip
+        )
         if want != self.grip:
             if now - self._gripped < self.limits.gripper_lockout:
                 work[GRIPPER] = 1.0
@@ -378,37 +451,50 @@ def _is_pose(measured: Measured, limits: Limits, joint_space: bool, turns: bool)
         sizes |= {"position": {3}, "quaternion": {4} if turns else {0, 4}}
     for name, allowed in sizes.items():
         value = getattr(measured, name)
-        if np.shape(value) not in {(size,) for size in allowed} or not bool((np.abs(value) < MOST[name]).all()):
+        if np.shape(value) not in {(size,) for size in allowed} or not bool(
+            (np.abs(value) < MOST[name]).all()
+        ):
             return False  # (NaN is not below it either)
     return joint_space or not turns or abs(float(np.linalg.norm(measured.quaternion)) - 1.0) <= UNIT
 
 
 def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
-    """Whether to brake, and why the session should pause ("": it need not). The hand runs through a wall, and is beyond
-    it already; or a joint is within half its margin and goes on. Where an arm's controller holds a posture against its
-    target no target brings it back; only standing still helps."""
+    """Whether to brake, and why the session should pause ("": it need not). The hand runs through a
+    wall, and is beyond it already; or a joint is within half its margin and goes on. Where an arm's
+    controller holds a posture against its target no target brings it back; only standing still
+    helps."""
     motion = motion_of(measured)
     if motion is None:
         return None
     x, speed = walls.limits, measured.joint_velocity
     if x.joint_low:
-        room = np.where(speed > 0, np.array(x.joint_high) - measured.joints, measured.joints - np.array(x.joint_low))
+        room = np.where(
+            speed > 0,
+            np.array(x.joint_high) - measured.joints,
+            measured.joints - np.array(x.joint_low),
+        )
         ending = np.flatnonzero((room < 0.5 * x.joint_margin) & (np.abs(speed) > _CREEP))
         if len(ending):
             work[JOINTS] = float(np.max(np.abs(speed[ending])))
             return f"joint {ending[0] + 1} runs into its end"
-    soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON  # a stiff arm may come nearer before it is slowed down
+    # a stiff arm may come nearer before it is slowed down
+    soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON
     ahead = measured.position + soon * motion
     now, then = walls.beyond(measured.position), walls.beyond(ahead)
     if then > now + 0.1 * soon * _CREEP and (reach := then + _swing(walls.gain, measured)) > 0.0:
         work[WORKSPACE] = reach
         pause = now > 0.0 and then > 0.5 * walls.braking
-        return "the hand drifts through a wall, and its controller does not bring it back" if pause else ""
+        return (
+            "the hand drifts through a wall, and its controller does not bring it back"
+            if pause
+            else ""
+        )
     return None
 
 
 def _swing(gain: float, measured: Measured) -> float:
-    """How far (m) the end of the hand's turn may carry it, under (critically damped) impedance control."""
+    """How far (m) the end of the hand's turn may carry it, under (critically damped) impedance
+    control."""
     if not gain or measured.jacobian is None:
         return 0.0
     return _SWING * float(np.linalg.norm(turning_of(measured))) / (4.0 * gain)

@@ -1,10 +1,13 @@
-"""The record of a session: one append-only file per episode, of which a kill at any moment costs at most the last record.
+"""The record of a session: one append-only file per episode, of which a kill at any moment costs at
+most the last record.
 
-A record is the magic, its length, the CRC32 of its payload, and the payload in msgpack: a list whose first entry is its
-kind. Each is one ``writev``. While an episode runs its file ends in ``.open``; closing it syncs and renames it. `recover`
-cuts what a kill left behind at the last record whose CRC is right, and marks it so. A label that is given, or moved, after
-the end is appended behind it (`amend`). Journals may come from others: every record is checked (`real.records`), no link is
-followed, and what no kill explains is an error that names file and record.
+A record is the magic, its length, the CRC32 of its payload, and the payload in msgpack: a list
+whose first entry is its kind. Each is one ``writev``. While an episode runs its file ends in
+``.open``; closing it syncs and renames it. `recover` cuts what a kill left behind at the last
+record whose CRC is right, and marks it so. A label that is given, or moved, after the end is
+appended behind it (`amend`). Journals may come from others: every record is checked
+(`real.records`), no link is followed, and what no kill explains is an error that names file and
+record.
 
 | kind | content |
 |---|---|
@@ -61,7 +64,8 @@ class JournalError(UserError):
 
 
 class JournalWriter:
-    """One episode's file, made under ``folder`` with a ``.open`` name. Raises `DiskFull` where there is no room."""
+    """One episode's file, made under ``folder`` with a ``.open`` name. Raises `DiskFull` where
+    there is no room."""
 
     def __init__(self, folder: str | Path, episode: int, about: dict[str, Any]):
         self.folder = Path(folder)
@@ -97,7 +101,9 @@ class JournalWriter:
     def frame(self, frame: Frame, jpeg: bytes) -> None:
         f = frame
         size = [f.height, f.width, f.channels]
-        self._write(["frame", f.camera, f.number, f.device_no, f.capture, f.device_stamp, size, jpeg])
+        self._write(
+            ["frame", f.camera, f.number, f.device_no, f.capture, f.device_stamp, size, jpeg]
+        )
         self.frames += 1
 
     def event(self, event: Event) -> None:
@@ -148,15 +154,25 @@ def _seal(fd: int, open_path: Path, path: Path) -> None:
 
 
 def scan(path: Path) -> Iterator[tuple[int, list[Any]]]:
-    """(position behind it, record) of every record up to the first that is damaged or cut off. Raises `JournalError` for
-    what is no plain file, and for a record that is whole and that nobody writes."""
+    """(position behind it, record) of every record up to the first that is damaged or cut off.
+    Raises `JournalError` for what is no plain file, and for a record that is whole and that nobody
+    writes."""
     with open(open_plain(path, os.O_RDONLY, _REMEDY, JournalError), "rb") as file:
         for number, (place, payload) in enumerate(_payloads(file, 0), 1):
             try:
-                limits = {"max_array_len": _MOST_ENTRIES, "max_map_len": _MOST_ENTRIES, "max_ext_len": 0}
+                limits = {
+                    "max_array_len": _MOST_ENTRIES,
+                    "max_map_len": _MOST_ENTRIES,
+                    "max_ext_len": 0,
+                }
                 record = msgpack.unpackb(payload, raw=False, use_list=True, **limits)
                 problem = mistake(record)
-            except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            except (
+                ValueError,
+                TypeError,
+                msgpack.exceptions.UnpackException,
+                RecursionError,
+            ) as error:
                 problem = f"it is no msgpack: {first_line(error)}"
             if problem:
                 raise wrong(path, number, place, problem)
@@ -184,7 +200,8 @@ def wrong(path: Path, number: int, place: int, problem: str) -> JournalError:
 
 
 def _goes_on(file: Any, place: int) -> int:
-    """Where behind ``place`` a whole record begins; −1: nowhere. A kill leaves a part of one record and nothing behind."""
+    """Where behind ``place`` a whole record begins; −1: nowhere. A kill leaves a part of one
+    record and nothing behind."""
     file.seek(place)
     rest = file.read()
     at = rest.find(MAGIC, 1)
@@ -197,9 +214,9 @@ def _goes_on(file: Any, place: int) -> int:
 
 @dataclass
 class Episode:
-    """One journal, read: ``ticks`` as {field: value}, ``frames`` {camera: [(number, device_no, capture, device_stamp, size,
-    jpeg)]}, ``chunks`` as {field: value} with the ``rows`` that were predicted. ``lost_bytes`` lay behind the last good
-    record.
+    """One journal, read: ``ticks`` as {field: value}, ``frames`` {camera: [(number, device_no,
+    capture, device_stamp, size, jpeg)]}, ``chunks`` as {field: value} with the ``rows`` that were
+    predicted. ``lost_bytes`` lay behind the last good record.
     """
 
     path: Path
@@ -216,21 +233,32 @@ class Episode:
 
     @property
     def damage(self) -> str:
-        """Why nothing should be made of a closed episode: records are missing before its end; "" where none are."""
+        """Why nothing should be made of a closed episode: records are missing before its end; ""
+        where none are."""
         if not self.lost_bytes or self.end is not None or self.path.name.endswith(OPEN):
             return ""
-        return f"{self.lost_bytes} bytes of it are damaged or cut off, and no kill does that to a closed journal"
+        return (
+            f"{self.lost_bytes} bytes of it are damaged or cut off, and no kill does that to a "
+            "closed journal"
+        )
 
     def picture(self, camera: str, number: int) -> np.ndarray:
-        """Picture ``number`` (from 0) of ``camera``, uint8 RGB [H W 3]. Raises `JournalError` for none of its size."""
+        """Picture ``number`` (from 0) of ``camera``, uint8 RGB [H W 3]. Raises `JournalError`
+        for none of its size."""
         row = self.frames[camera][number]
         try:
             image = picture(row[-1])
-            problem = "" if list(image.shape) == row[-2] else f"it is {list(image.shape)}, and {row[-2]} is said of it"
+            problem = (
+                ""
+                if list(image.shape) == row[-2]
+                else f"it is {list(image.shape)}, and {row[-2]} is said of it"
+            )
         except ValueError as error:
             problem = first_line(error)
         if problem:
-            raise JournalError(f"{self.path}: picture {row[0]} of {camera} is damaged ({problem}): {_REMEDY}")
+            raise JournalError(
+                f"{self.path}: picture {row[0]} of {camera} is damaged ({problem}): {_REMEDY}"
+            )
         return image
 
     @property
@@ -241,7 +269,9 @@ class Episode:
     @property
     def verdict(self) -> dict[str, Any] | None:
         """The event of the last label that says success or failure; None where nobody gave one."""
-        labels = [e for e in self.events if e["name"] == "label" and e["value"] in ("success", "failure")]
+        labels = [
+            e for e in self.events if e["name"] == "label" and e["value"] in ("success", "failure")
+        ]
         return labels[-1] if labels else None
 
     @property
@@ -250,7 +280,8 @@ class Episode:
 
 
 def read(path: str | Path, pictures: bool = True) -> Episode:
-    """A journal, whether or not it was closed. Raises `JournalError` for another file, or a record that nobody writes."""
+    """A journal, whether or not it was closed. Raises `JournalError` for another file, or a
+    record that nobody writes."""
     path = Path(path)
     found: Episode | None = None
     place = number = 0
@@ -269,7 +300,9 @@ def _begun(path: Path, kind: str, header: Any) -> Episode:
     if kind != "header":
         raise JournalError(f"{path} begins with a {kind} and no header: {_REMEDY}")
     if header["schema"] != SCHEMA:
-        raise JournalError(f"{path} is a journal of schema {header['schema']}, this version reads {SCHEMA}")
+        raise JournalError(
+            f"{path} is a journal of schema {header['schema']}, this version reads {SCHEMA}"
+        )
     try:
         return Episode(path, header, embodiment=robot_of(header))
     except ValueError as error:
@@ -283,15 +316,19 @@ def _take(found: Episode, kind: str, values: list[Any], pictures: bool) -> str:
     if kind == "header":
         return "another header"
     if kind == "frame":
-        found.frames.setdefault(values[0], []).append(tuple(values[1:] if pictures else [*values[1:-1], b""]))
+        found.frames.setdefault(values[0], []).append(
+            tuple(values[1:] if pictures else [*values[1:-1], b""])
+        )
     elif kind == "end":
         found.end = values[0]
     else:
         lists = {
-            "tick": (found.ticks, TICK_FIELDS), "chunk": (found.chunks, (*CHUNK_FIELDS, "rows")),
-            "event": (found.events, EVENT_FIELDS), "notice": (found.notices, NOTICE_FIELDS),
+            "tick": (found.ticks, TICK_FIELDS),
+            "chunk": (found.chunks, (*CHUNK_FIELDS, "rows")),
+            "event": (found.events, EVENT_FIELDS),
+            "notice": (found.notices, NOTICE_FIELDS),
             "progress": (found.progress, PROGRESS_FIELDS),
-        }  # fmt: skip
+        }
         row = dict(zip(lists[kind][1], values))
         lists[kind][0].append(row)
         return "" if found.embodiment is None else unlike(found.embodiment, kind, row)
@@ -299,11 +336,12 @@ def _take(found: Episode, kind: str, values: list[Any], pictures: bool) -> str:
 
 
 def recover(path: str | Path) -> Path | None:
-    """Close what a kill left open: cut behind the last good record, write an end that says so, rename.
+    """Close what a kill left open: cut behind the last good record, write an end that says so,
+    rename.
 
-    The episode then counts as cut short, not as failed. A closed journal is left as it is; one of which not even the first
-    record is whole is removed (None). Raises `JournalError` where whole records follow on a damaged one, which no kill
-    explains: the file is then as it was.
+    The episode then counts as cut short, not as failed. A closed journal is left as it is; one of
+    which not even the first record is whole is removed (None). Raises `JournalError` where whole
+    records follow on a damaged one, which no kill explains: the file is then as it was.
     """
     path = Path(path)
     if not path.name.endswith(OPEN):
@@ -322,7 +360,12 @@ def recover(path: str | Path) -> Path | None:
     os.ftruncate(fd, place)
     if episode.end is None:
         counts = {"ticks": len(episode.ticks), "frames": sum(map(len, episode.frames.values()))}
-        lost = {"reason": "recovered", "discarded": False, "recovered": True, "lost_bytes": episode.lost_bytes}
+        lost = {
+            "reason": "recovered",
+            "discarded": False,
+            "recovered": True,
+            "lost_bytes": episode.lost_bytes,
+        }
         _append(fd, ["end", {**counts, **lost}])
     final = path.with_name(path.name.removesuffix(OPEN))
     _seal(fd, path, final)
@@ -330,13 +373,15 @@ def recover(path: str | Path) -> Path | None:
 
 
 def amend(path: Path, size: int, event: Event) -> int:
-    """Append what is said of an episode after its end to its closed journal of ``size`` bytes (more: an amendment that
-    failed); returns the new size when the disk has it. Raises `DiskFull`, and `JournalError` where it is another file by
-    now."""
+    """Append what is said of an episode after its end to its closed journal of ``size`` bytes
+    (more: an amendment that failed); returns the new size when the disk has it. Raises `DiskFull`,
+    and `JournalError` where it is another file by now."""
     fd = open_plain(path, os.O_WRONLY | os.O_APPEND, _REMEDY, JournalError)
     try:
         if os.fstat(fd).st_size < size:
-            raise JournalError(f"{path} is shorter than when it was closed, so it is not amended: {_REMEDY}")
+            raise JournalError(
+                f"{path} is shorter than when it was closed, so it is not amended: {_REMEDY}"
+            )
         os.ftruncate(fd, size)
         try:
             size += _append(fd, _event_record(event))
@@ -350,7 +395,8 @@ def amend(path: Path, size: int, event: Event) -> int:
 
 
 def _whole_part(path: Path) -> tuple[int, int]:
-    """Where its last whole record ends, and how many there are. Raises `JournalError` for damage that no kill explains."""
+    """Where its last whole record ends, and how many there are. Raises `JournalError` for damage
+    that no kill explains."""
     place = count = 0
     with open(open_plain(path, os.O_RDONLY, _REMEDY, JournalError), "rb") as file:
         for place, _ in _payloads(file, 0):  # noqa: B007 (the last one is used)
@@ -358,8 +404,8 @@ def _whole_part(path: Path) -> tuple[int, int]:
         follows = _goes_on(file, place)
     if follows >= 0:
         raise JournalError(
-            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records follow from byte "
-            f"{follows} on, which no kill leaves. {_REMEDY.capitalize()}"
+            f"{path} is damaged in record {count + 1}, which begins at byte {place}: whole records "
+            f"follow from byte {follows} on, which no kill leaves. {_REMEDY.capitalize()}"
         )
     return place, count
 
@@ -374,10 +420,13 @@ def picture(data: bytes) -> np.ndarray:
 
 
 def journals(session: str | Path) -> list[Path]:
-    """The episodes of a session's folder in order, closed and open ones. Raises `JournalError` where there are none."""
+    """The episodes of a session's folder in order, closed and open ones. Raises `JournalError`
+    where there are none."""
     session = Path(session)
     folder = session / "journal" if (session / "journal").is_dir() else session
     found = sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{OPEN}")])
     if not found:
-        raise JournalError(f"{session} holds no journal: give the folder of a session of `vla-rl robot`")
+        raise JournalError(
+            f"{session} holds no journal: give the folder of a session of `vla-rl robot`"
+        )
     return found

@@ -1,4 +1,5 @@
-"""Which episode a label means: that in which it was pressed, or in which the moment lies to which its mark was moved."""
+"""Which episode a label means: that in which it was pressed, or in which the moment lies to
+which its mark was moved."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Span:
 
 
 def meant(at: float, spans: Sequence[Span]) -> Span | None:
-    """The one of ``spans`` (in order) that a label ``at`` a moment means; None where it lies in none, nor just behind."""
+    """The one of ``spans`` (in order) that a label ``at`` a moment means; None where it lies in
+    none, nor just behind."""
     inside = [span for span in spans if span.begun <= at <= span.ended]
     late = [span for span in spans if span.ended < at <= span.ended + LATE_S]
     return next(reversed(inside or late), None)

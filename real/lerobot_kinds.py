@@ -1,4 +1,5 @@
-"""What is registered with lerobot, found by name and made from plain options: robots, leader arms, cameras."""
+"""What is registered with lerobot, found by name and made from plain options: robots, leader
+arms, cameras."""
 
 from __future__ import annotations
 
@@ -13,15 +14,24 @@ from typing import Any
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, first_line
 
 _EXTRAS = {"scservo_sdk": "feetech", "dynamixel_sdk": "dynamixel"}  # of lerobot, by what it imports
-_CAMERAS = ("lerobot.cameras.opencv", "lerobot.cameras.realsense")  # whose configs may stand in a robot's
+# whose configs may stand in a robot's
+_CAMERAS = ("lerobot.cameras.opencv", "lerobot.cameras.realsense")
 
 
-def make(what: str, kind: str, options: Mapping[str, Any], registry: str, maker: str, plugins: Iterable[str] = ()) -> Any:
-    """lerobot's object of ``kind``, which ``what`` ("robot") names in errors. ``registry`` "module:Class" holds the known
-    kinds, ``maker`` "module:function" takes a config. ``plugins`` are modules that register further ones.
+def make(
+    what: str,
+    kind: str,
+    options: Mapping[str, Any],
+    registry: str,
+    maker: str,
+    plugins: Iterable[str] = (),
+) -> Any:
+    """lerobot's object of ``kind``, which ``what`` ("robot") names in errors. ``registry``
+    "module:Class" holds the known kinds, ``maker`` "module:function" takes a config. ``plugins``
+    are modules that register further ones.
 
-    Raises `ConfigError` for a kind that nobody registered and for options that it does not take, `MissingPackage` without
-    lerobot, `MissingDependency` without what a vendor's device needs.
+    Raises `ConfigError` for a kind that nobody registered and for options that it does not take,
+    `MissingPackage` without lerobot, `MissingDependency` without what a vendor's device needs.
     """
     try:
         choices, made = _named(registry), _named(maker)
@@ -38,18 +48,26 @@ def make(what: str, kind: str, options: Mapping[str, Any], registry: str, maker:
     known = choices.get_known_choices()
     if kind not in known:
         raise ConfigError(
-            f"lerobot knows no {what} {kind!r}: it knows {', '.join(sorted(known))}; name a third-party package in plugins"
+            f"lerobot knows no {what} {kind!r}: it knows {', '.join(sorted(known))}; name a "
+            "third-party package in plugins"
         )
     try:
         return made(_decoded(known[kind], what, kind, options))
     except ImportError as error:
         package, extra = _missing(error)
-        way = f"pip install 'lerobot[{extra}]'" if extra else "see lerobot's page of that device for its extra"
-        raise MissingDependency(f"lerobot's {what} {kind} needs the package {package}: {way}") from None
+        way = (
+            f"pip install 'lerobot[{extra}]'"
+            if extra
+            else "see lerobot's page of that device for its extra"
+        )
+        raise MissingDependency(
+            f"lerobot's {what} {kind} needs the package {package}: {way}"
+        ) from None
 
 
 def _missing(error: ImportError) -> tuple[str, str]:
-    """The package that is not there and the extra of lerobot that brings it: since 0.6 lerobot says both in its words."""
+    """The package that is not there and the extra of lerobot that brings it: since 0.6 lerobot
+    says both in its words."""
     said = re.search(r"'([\w.-]+)' is required .*?lerobot\[([\w-]+)\]", str(error))
     if said:
         return said[1], said[2]
@@ -74,11 +92,17 @@ def _register(modules: Iterable[str]) -> None:
 
 
 def _decoded(config: Any, what: str, kind: str, options: Mapping[str, Any]) -> Any:
-    """The config, as lerobot's own command line reads it: cameras by their ``type``, folders as text."""
+    """The config, as lerobot's own command line reads it: cameras by their ``type``, folders as
+    text."""
     import draccus
 
-    plain = {key: str(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
+    plain = {
+        key: str(value) if isinstance(value, os.PathLike) else value
+        for key, value in options.items()
+    }
     try:
         return draccus.decode(config, plain)
     except Exception as error:  # draccus raises its own kinds, and those of the config's checks
-        raise ConfigError(f"the options of lerobot's {what} {kind} are wrong: {first_line(error)}") from None
+        raise ConfigError(
+            f"the options of lerobot's {what} {kind} are wrong: {first_line(error)}"
+        ) from None

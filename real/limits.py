@@ -1,8 +1,8 @@
 """What the arm may do: a YAML file per set-up, never wider than what the robot says of itself.
 
-Lengths in metres, angles in radians, seconds, newtons; for a robot that is commanded by joints, ``joint_*`` are in its own
-units (lerobot's arms use degrees or shares of the range). A key that the robot needs and the file lacks is refused, so that
-nothing is limited by accident only.
+Lengths in metres, angles in radians, seconds, newtons; for a robot that is commanded by joints,
+``joint_*`` are in its own units (lerobot's arms use degrees or shares of the range). A key that the
+robot needs and the file lacks is refused, so that nothing is limited by accident only.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ class Box:
 
 @dataclass(frozen=True)
 class Limits:
-    """``step`` is how far ahead of the measured pose a request may lie; speeds are of what is commanded.
+    """``step`` is how far ahead of the measured pose a request may lie; speeds are of what is
+    commanded.
 
-    ``box`` is where the hand may be, ``keep_out`` where it may not. ``joint_low`` and ``joint_high`` are the range,
-    ``joint_margin`` what stays free at both ends. ``force`` and ``torque`` are measured at the hand: above them nothing
-    pushes further, above twice as much the session pauses. ``observation_age`` is how old what a policy saw may be.
-    The gripper changes its mind where the request is above ``gripper_threshold``, and not again for ``gripper_lockout`` s.
-    ``joint_speed`` is one number for all joints, or one for each.
-    ``slow`` is the share of the speeds that is left after a fault.
+    ``box`` is where the hand may be, ``keep_out`` where it may not. ``joint_low`` and
+    ``joint_high`` are the range, ``joint_margin`` what stays free at both ends. ``force`` and
+    ``torque`` are measured at the hand: above them nothing pushes further, above twice as much the
+    session pauses. ``observation_age`` is how old what a policy saw may be. The gripper changes its
+    mind where the request is above ``gripper_threshold``, and not again for ``gripper_lockout`` s.
+    ``joint_speed`` is one number for all joints, or one for each. ``slow`` is the share of the
+    speeds that is left after a fault.
     """
 
     speed: float = math.inf
@@ -72,19 +74,28 @@ class Limits:
 _MOTION = ("speed", "acceleration", "jerk", "step")
 _TURN = ("rotation_speed", "rotation_acceleration", "rotation_jerk", "rotation_step")
 _JOINT = ("joint_speed", "joint_acceleration", "joint_jerk", "joint_step")
-_MOST = {"observation_age": 5.0, "gripper_lockout": 60.0, "slow": 1.0}  # s, s, a share: beyond it nothing is limited
+# s, s, a share: beyond it nothing is limited
+_MOST = {"observation_age": 5.0, "gripper_lockout": 60.0, "slow": 1.0}
 _MAY_BE_ZERO = ("joint_margin", "gripper_threshold", "gripper_lockout")
 
 
 def needed(kind: str, turns: bool, force: bool) -> tuple[str, ...]:
-    """Keys that a file must have for a robot that is commanded by ``kind`` ("cartesian" or "joints")."""
+    """Keys that a file must have for a robot that is commanded by ``kind`` ("cartesian" or
+    "joints")."""
     if kind == "joints":
         return (*_JOINT, "observation_age", *(("force",) if force else ()))
-    return (*_MOTION, *(_TURN if turns else ()), "box", "observation_age", *(("force",) if force else ()))
+    return (
+        *_MOTION,
+        *(_TURN if turns else ()),
+        "box",
+        "observation_age",
+        *(("force",) if force else ()),
+    )
 
 
 def load(path: str | Path, own: Limits, keys: tuple[str, ...]) -> Limits:
-    """The limits of a file, filled up with the robot's own. ``keys`` must stand in it. Raises `LimitsError`."""
+    """The limits of a file, filled up with the robot's own. ``keys`` must stand in it. Raises
+    `LimitsError`."""
     import yaml
 
     path = Path(path)
@@ -92,8 +103,8 @@ def load(path: str | Path, own: Limits, keys: tuple[str, ...]) -> Limits:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LimitsError(
-            f"the limits file {path} cannot be read ({error.strerror}): no robot moves without one. Copy one of "
-            "configs/limits and set it for your table"
+            f"the limits file {path} cannot be read ({error.strerror}): no robot moves without "
+            "one. Copy one of configs/limits and set it for your table"
         ) from None
     try:
         data = yaml.safe_load(text)
@@ -108,15 +119,24 @@ def parse(data: Any, own: Limits, keys: tuple[str, ...], place: str) -> Limits:
     if not isinstance(data, dict):
         raise LimitsError(f"{place} holds no keys: it needs {', '.join(keys)}")
     if unknown := sorted(map(str, set(data) - known)):
-        raise LimitsError(f"{place} has unknown keys {', '.join(unknown)}: known are {', '.join(sorted(known))}")
+        raise LimitsError(
+            f"{place} has unknown keys {', '.join(unknown)}: known are {', '.join(sorted(known))}"
+        )
     if missing := [key for key in keys if key not in data]:
         raise LimitsError(f"{place} lacks {', '.join(missing)}: this robot needs {', '.join(keys)}")
     values = {key: _value(key, value, place) for key, value in data.items()}
     found = dataclasses.replace(own, **values)
-    if isinstance(found.joint_speed, tuple) and len(found.joint_speed) != (count := len(own.joint_low)):
-        said = f"the robot has {count} joints" if count else "the robot does not say how many joints it has"
+    if isinstance(found.joint_speed, tuple) and len(found.joint_speed) != (
+        count := len(own.joint_low)
+    ):
+        said = (
+            f"the robot has {count} joints"
+            if count
+            else "the robot does not say how many joints it has"
+        )
         raise LimitsError(
-            f"{place}: joint_speed has {len(found.joint_speed)} numbers, and {said}: give one for each, or one for all"
+            f"{place}: joint_speed has {len(found.joint_speed)} numbers, and {said}: give one for "
+            "each, or one for all"
         )
     if problems := wider(found, own):
         raise LimitsError(f"{place} is wider than the robot's own limits: {'; '.join(problems)}")
@@ -147,7 +167,9 @@ def _above_zero(key: str, value: Any, place: str) -> float:
 
 
 def _numbers(key: str, value: Any, place: str) -> Vector:
-    good = isinstance(value, list) and all(isinstance(x, int | float) and not isinstance(x, bool) for x in value)
+    good = isinstance(value, list) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) for x in value
+    )
     if not good or not all(math.isfinite(x) for x in value):
         raise LimitsError(f"{place}: {key} is {value!r}, and finite numbers are meant")
     return tuple(float(x) for x in value)
@@ -158,7 +180,9 @@ def _box(key: str, value: Any, place: str) -> Box:
         raise LimitsError(f"{place}: {key} needs 'low' and 'high', each x, y, z in metres")
     low, high = (_numbers(f"{key}.{end}", value[end], place) for end in ("low", "high"))
     if len(low) != 3 or len(high) != 3 or any(a >= b for a, b in zip(low, high)):
-        raise LimitsError(f"{place}: {key} needs three numbers each, 'low' below 'high', got {low} and {high}")
+        raise LimitsError(
+            f"{place}: {key} needs three numbers each, 'low' below 'high', got {low} and {high}"
+        )
     return Box(low, high)
 
 
@@ -176,10 +200,14 @@ def wider(found: Limits, own: Limits) -> list[str]:
     if own.box and found.box:
         low = any(a < b for a, b in zip(found.box.low, own.box.low))
         if low or any(a > b for a, b in zip(found.box.high, own.box.high)):
-            lines.append(f"box {found.box.low} to {found.box.high}, robot {own.box.low} to {own.box.high}")
+            lines.append(
+                f"box {found.box.low} to {found.box.high}, robot {own.box.low} to {own.box.high}"
+            )
     room = [high - low for low, high in zip(found.joint_low, found.joint_high)]
     if room and 2.0 * found.joint_margin >= min(room):
-        lines.append(f"joint_margin {found.joint_margin:g} leaves nothing of a range of {min(room):g}")
+        lines.append(
+            f"joint_margin {found.joint_margin:g} leaves nothing of a range of {min(room):g}"
+        )
     for name, sign in (("joint_low", 1.0), ("joint_high", -1.0)):
         mine, theirs = getattr(found, name), getattr(own, name)
         if len(mine) != len(theirs) or any(sign * a < sign * b for a, b in zip(mine, theirs)):

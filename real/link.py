@@ -1,7 +1,9 @@
-"""Sockets between the processes of a session: Unix SEQPACKET, one message per packet, nobody ever waits for a slow reader.
+"""Sockets between the processes of a session: Unix SEQPACKET, one message per packet, nobody ever
+waits for a slow reader.
 
-A `Server` keeps one queue per client; who does not read loses packets of his own, which are counted. The end of a process
-shows as the end of its connection, the silence of one that hangs only by its missing beats.
+A `Server` keeps one queue per client; who does not read loses packets of his own, which are
+counted. The end of a process shows as the end of its connection, the silence of one that hangs only
+by its missing beats.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ class LinkError(UserError):
 def read_packet(sock: socket.socket) -> bytes:
     """The next packet, empty at the end. Raises OSError as ``recv`` does.
 
-    Of a peer that went without reading all that it had been sent, the kernel reports a reset *before* what it said last,
-    which may be a "stop" or a farewell: that is still there, and asked for once more.
+    Of a peer that went without reading all that it had been sent, the kernel reports a reset
+    *before* what it said last, which may be a "stop" or a farewell: that is still there, and asked
+    for once more.
     """
     try:
         return sock.recv(MAX_BYTES + 1)
@@ -45,12 +48,16 @@ def read_packet(sock: socket.socket) -> bytes:
 
 
 class Connection:
-    """One client, as the server sees it; ``rate``: packets a second. ``peer`` is (pid, uid) as the kernel says."""
+    """One client, as the server sees it; ``rate``: packets a second. ``peer`` is (pid, uid) as
+    the kernel says."""
 
     def __init__(self, sock: socket.socket, rate: float = _RATE):
         self.socket, self._rate = sock, rate
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.peer = (int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little"))
+        self.peer = (
+            int.from_bytes(credentials[:4], "little"),
+            int.from_bytes(credentials[4:8], "little"),
+        )
         self.dropped = 0
         self._waiting: deque[bytes] = deque()
         self._window, self._received = 0, 0
@@ -64,7 +71,8 @@ class Connection:
         return self._received <= self._rate
 
     def send(self, packet: bytes) -> None:
-        """Now or later; the oldest is dropped where too much waits. Never blocks; raises OSError where the peer is gone."""
+        """Now or later; the oldest is dropped where too much waits. Never blocks; raises OSError
+        where the peer is gone."""
         if len(self._waiting) >= _PENDING:
             self._waiting.popleft()
             self.dropped += 1
@@ -81,9 +89,11 @@ class Connection:
 
 
 class Server:
-    """Listens at ``path`` (mode 0600: the same user only). `poll` returns what came; it never waits longer than asked.
+    """Listens at ``path`` (mode 0600: the same user only). `poll` returns what came; it never waits
+    longer than asked.
 
-    Only reading tells that a client is gone: what it said before is heard, though nothing can be sent to it any more.
+    Only reading tells that a client is gone: what it said before is heard, though nothing can be
+    sent to it any more.
     """
 
     def __init__(self, path: str | Path, rate: float = _RATE):
@@ -95,7 +105,9 @@ class Server:
         try:
             self._listener.bind(str(self.path))
         except OSError as error:
-            raise LinkError(f"the session's socket {self.path} cannot be made: {error.strerror}") from None
+            raise LinkError(
+                f"the session's socket {self.path} cannot be made: {error.strerror}"
+            ) from None
         finally:
             os.umask(before)
         self._listener.listen(32)
@@ -116,7 +128,8 @@ class Server:
         return packets, gone
 
     def _accept(self) -> list[Connection]:
-        """All who wait at the door. They are read at once: a guard says one word and waits for the answer."""
+        """All who wait at the door. They are read at once: a guard says one word and waits for
+        the answer."""
         found: list[Connection] = []
         while True:
             try:
@@ -147,7 +160,8 @@ class Server:
         return True
 
     def send(self, connection: Connection, packet: bytes) -> bool:
-        """False where the client takes nothing any more; what it said may still wait, so `poll` tells of its end."""
+        """False where the client takes nothing any more; what it said may still wait, so `poll`
+        tells of its end."""
         try:
             connection.send(packet)
         except OSError:
@@ -170,10 +184,11 @@ class Server:
 
 
 class Client:
-    """One process's side of the supervisor's socket: says hello, beats from a thread, sends and receives messages.
+    """One process's side of the supervisor's socket: says hello, beats from a thread, sends and
+    receives messages.
 
-    A beat shows that the process runs, not that its work goes on: a loop that wants to show more beats itself
-    (``beat_hz`` 0). Raises `LinkError` where nobody listens.
+    A beat shows that the process runs, not that its work goes on: a loop that wants to show more
+    beats itself (``beat_hz`` 0). Raises `LinkError` where nobody listens.
     """
 
     def __init__(
@@ -189,7 +204,9 @@ class Client:
             self.socket.connect(str(path))
         except OSError as error:
             self.socket.close()
-            raise LinkError(f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?") from None
+            raise LinkError(
+                f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?"
+            ) from None
         self.writer = Writer(source or f"{role}.{os.getpid()}", clock)
         self.token = ""
         self._lock = threading.Lock()
@@ -199,7 +216,8 @@ class Client:
             threading.Thread(target=self._beat, args=(beat_hz,), daemon=True, name="beat").start()
 
     def send(self, kind: type[_M], valid_s: float = math.inf, /, **fields: Any) -> _M:
-        """Make a message of this source and send it. Raises `LinkError` where the supervisor is gone."""
+        """Make a message of this source and send it. Raises `LinkError` where the supervisor is
+        gone."""
         with self._lock:
             message = self.writer.make(kind, valid_s, **fields)
             self.forward(message)
@@ -212,7 +230,8 @@ class Client:
             raise LinkError(f"the supervisor is gone ({error.strerror})") from None
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when none came in ``timeout`` seconds. Raises `LinkError` at the end of the connection."""
+        """The next message; None when none came in ``timeout`` seconds. Raises `LinkError` at
+        the end of the connection."""
         self.socket.settimeout(timeout)
         try:
             packet = read_packet(self.socket)

@@ -1,8 +1,9 @@
-"""A session in virtual time, in one process: world, supervisor, policy, conductor and recorder take turns, tick by tick.
+"""A session in virtual time, in one process: world, supervisor, policy, conductor and recorder take
+turns, tick by tick.
 
-Nothing is late, deciding takes one tick (or ``thinking_s``), and cameras show what the policy waits for at once: it does
-here what it can do at best, and twice the same, as fast as it computes. What this cannot show is what time does to a
-session: that is what the processes of `real.body` are for.
+Nothing is late, deciding takes one tick (or ``thinking_s``), and cameras show what the policy waits
+for at once: it does here what it can do at best, and twice the same, as fast as it computes. What
+this cannot show is what time does to a session: that is what the processes of `real.body` are for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from real.teleop.client import TeleopClient
 from real.teleop.protocol import Device
 
 OPERATOR, _REWARD = "teleop.scripted", "reward"
-_ROLES = {"policy": "policy", LEADER: "launcher", JUDGE: "viewer", SEER: "viewer", "guard": "guard", "recorder": "recorder"}
+_ROLES = {
+    "policy": "policy",
+    LEADER: "launcher",
+    JUDGE: "viewer",
+    SEER: "viewer",
+    "guard": "guard",
+    "recorder": "recorder",
+}
 _BEAT_S = 0.05
 _INPUT_S = 1.0 / 30.0  # of an operator's device
 
@@ -49,8 +57,8 @@ class Scorer(Protocol):
 
 
 class Lockstep:
-    """``config`` as for `real.body.Body`, of a simulated world. ``folder`` gets the journals, where they are wanted. A
-    decision goes out ``thinking_s`` of virtual time after it began."""
+    """``config`` as for `real.body.Body`, of a simulated world. ``folder`` gets the journals, where
+    they are wanted. A decision goes out ``thinking_s`` of virtual time after it began."""
 
     def __init__(self, folder: str | Path, config: BodyConfig, thinking_s: float = 0.0):
         self.config, self.now, self.thinking_s = config, 1.0, thinking_s
@@ -66,10 +74,18 @@ class Lockstep:
         settings = from_options(config.supervisor)
         name = Path(folder).name
         self.supervisor = Supervisor(self.robot, limits, settings, self.now, name)
-        about = {"session": name, "embodiment": spec.to_dict(), "limits": asdict(limits), "virtual_time": True}
+        about = {
+            "session": name,
+            "embodiment": spec.to_dict(),
+            "limits": asdict(limits),
+            "virtual_time": True,
+        }
         about |= {"capabilities": asdict(capabilities), "supervisor": asdict(settings)}
         self.recorder = Recorder(Path(folder) / "journal", about) if config.record else None
-        self._writers = {source: Writer(source, lambda: self.now) for source in (*_ROLES, OPERATOR, _REWARD, "arm")}
+        self._writers = {
+            source: Writer(source, lambda: self.now)
+            for source in (*_ROLES, OPERATOR, _REWARD, "arm")
+        }
         self._rings = {c.name: RingWriter(c.name, (c.height, c.width, 3)) for c in spec.cameras}
         self._pictures = Rings()
         self._numbers: dict[str, int] = {}  # of pictures, whatever the device calls them
@@ -90,7 +106,8 @@ class Lockstep:
         self.send(OPERATOR, Hello, role="teleop", pid=1)
 
     def join(self, source: str, role: str, hear: Callable[[Message], None]) -> None:
-        """Let another client hear what is said to it, from now on; it speaks by `send`, and beats."""
+        """Let another client hear what is said to it, from now on; it speaks by `send`, and
+        beats."""
         self._writers[source] = Writer(source, lambda: self.now)
         self._guests[source] = hear
         self.send(source, Hello, role=role, pid=1)
@@ -106,10 +123,16 @@ class Lockstep:
         self.send(_REWARD, Hello, role="viewer", pid=1)
 
     def run(
-        self, plan: Plan, decide: Decide | None, version: str, acting: ActingConfig, told: Callable[[Outcome], str | None]
+        self,
+        plan: Plan,
+        decide: Decide | None,
+        version: str,
+        acting: ActingConfig,
+        told: Callable[[Outcome], str | None],
     ) -> Conductor:
-        """Until the plan is done. ``told`` hears of every episode once its record is closed, and may answer with the name
-        of the policy's version from then on. Without ``decide`` nobody acts."""
+        """Until the plan is done. ``told`` hears of every episode once its record is closed, and
+        may answer with the name of the policy's version from then on. Without ``decide`` nobody
+        acts."""
         conductor, self._thought = Conductor(plan, self.robot.embodiment.control_hz), None
         policy = Acting(decide, self._pictures, version, acting) if decide is not None else None
         if policy is not None:
@@ -143,7 +166,8 @@ class Lockstep:
         self._judge(conductor)
         wanted = policy is not None and policy.wants
         hz = self.config.camera_hz or 20.0
-        if self.supervisor.modes.mode is Mode.HUMAN:  # what a person does is decided on at every control step
+        # what a person does is decided on at every control step
+        if self.supervisor.modes.mode is Mode.HUMAN:
             hz = max(hz, self.robot.embodiment.control_hz)
         if wanted or now - self._shown >= 1.0 / hz - 1e-6:
             self._shown = now
@@ -156,12 +180,20 @@ class Lockstep:
                 self.send(source, Beat, 0.5, tick=self._tick)
         for source, kind, fields in conductor.due(now):
             self.send(source, kind, **fields)
-        if self._teleop is not None and OPERATOR not in self.silent and now - self._looked >= _INPUT_S:
+        if (
+            self._teleop is not None
+            and OPERATOR not in self.silent
+            and now - self._looked >= _INPUT_S
+        ):
             self._looked = now
             self._teleop.step()
         self.supervisor.tick(self._tick, now)
         self._spread(conductor, policy)
-        if self._scorer is not None and self._scorer.due and (found := self._scorer.score()) is not None:
+        if (
+            self._scorer is not None
+            and self._scorer.due
+            and (found := self._scorer.score()) is not None
+        ):
             self.send(_REWARD, Progress, **found)
             self._spread(conductor, policy)
         if policy is not None:
@@ -196,13 +228,23 @@ class Lockstep:
             slot = self._rings[p.camera].write(p.image, number)
             height, width, channels = p.image.shape
             frame = self._writers["arm"].make(
-                Frame, camera=p.camera, ring=self._rings[p.camera].address, slot=slot, number=number,
-                device_no=p.device_no, capture=now, device_stamp=p.device_stamp, height=height, width=width,
+                Frame,
+                camera=p.camera,
+                ring=self._rings[p.camera].address,
+                slot=slot,
+                number=number,
+                device_no=p.device_no,
+                capture=now,
+                device_stamp=p.device_stamp,
+                height=height,
+                width=width,
                 channels=channels,
-            )  # fmt: skip
+            )
             self.supervisor.see(frame)
 
-    def send(self, source: str, kind: type[_M], valid_s: float = float("inf"), /, **fields: Any) -> _M:
+    def send(
+        self, source: str, kind: type[_M], valid_s: float = float("inf"), /, **fields: Any
+    ) -> _M:
         message = self._writers[source].make(kind, valid_s, **fields)
         self.supervisor.receive(source, message, self.now)
         return message

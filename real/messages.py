@@ -1,13 +1,16 @@
-"""What the processes of a session say to each other: one message per packet of a Unix SEQPACKET socket, in msgpack.
+"""What the processes of a session say to each other: one message per packet of a Unix SEQPACKET
+socket, in msgpack.
 
-A packet is the array [schema, kind, seq, source, stamp, expiry, *fields of the kind, in the order of the class]. Decoding is
-strict: a wrong size, kind, number of fields, type or range raises `MessageError`, whose text says which, and nothing is
-unpickled or evaluated. Numbers that are commands may be NaN on the wire: the gate refuses them, and counts it.
+A packet is the array [schema, kind, seq, source, stamp, expiry, *fields of the kind, in the order
+of the class]. Decoding is strict: a wrong size, kind, number of fields, type or range raises
+`MessageError`, whose text says which, and nothing is unpickled or evaluated. Numbers that are
+commands may be NaN on the wire: the gate refuses them, and counts it.
 
-Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share. ``stamp`` is when the message was made;
-after ``expiry`` nobody may act on it (`math.inf`: a fact, which does not expire). ``seq`` counts up per source and
-connection: a receiver drops what is not newer than the last one (`Sequence`). A robot's ``action`` is in the units and
-bounds of its `EmbodimentSpec`; poses are x y z in metres and a unit quaternion w x y z, both in the robot's base frame.
+Times are seconds of CLOCK_MONOTONIC, which all processes of one machine share. ``stamp`` is when
+the message was made; after ``expiry`` nobody may act on it (`math.inf`: a fact, which does not
+expire). ``seq`` counts up per source and connection: a receiver drops what is not newer than the
+last one (`Sequence`). A robot's ``action`` is in the units and bounds of its `EmbodimentSpec`;
+poses are x y z in metres and a unit quaternion w x y z, both in the robot's base frame.
 """
 
 from __future__ import annotations
@@ -59,10 +62,11 @@ class Message:
     expiry: float
 
 
-# ------------------------------------------------------------------------------------------------ towards the supervisor
+# --------------------------------------------------------------------------- towards the supervisor
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a client. ``role`` is one of `ROLES`; the answer is a `Welcome`, or `Refused`."""
+    """The first message of a client. ``role`` is one of `ROLES`; the answer is a `Welcome`, or
+    `Refused`."""
 
     kind: ClassVar[str] = "hello"
     role: str
@@ -73,9 +77,10 @@ class Hello(Message):
 class Command(Message):
     """One control step that a policy or an absolute device wants now; valid until ``expiry``.
 
-    ``decision`` and ``index`` say which row of which inference it is, ``policy_version`` whose. ``obs_stamp`` is when the
-    observation behind it was captured, ``epoch`` the supervisor's epoch that it was made for: with another one it is dead.
-    ``lease`` is the holder's token where a person's device commands, empty for a policy.
+    ``decision`` and ``index`` say which row of which inference it is, ``policy_version`` whose.
+    ``obs_stamp`` is when the observation behind it was captured, ``epoch`` the supervisor's epoch
+    that it was made for: with another one it is dead. ``lease`` is the holder's token where a
+    person's device commands, empty for a policy.
     """
 
     kind: ClassVar[str] = "command"
@@ -90,12 +95,15 @@ class Command(Message):
 
 @dataclass(frozen=True)
 class Chunk(Message):
-    """The rows of one inference. Row i is due at tick ``start + round(i * loop_hz / hz)`` of the supervisor.
+    """The rows of one inference. Row i is due at tick ``start + round(i * loop_hz / hz)`` of the
+    supervisor.
 
-    Rows that are already late when it comes are skipped, never hurried. ``prefix`` rows at the front were taken for
-    committed as the inference began, and the policy was held to what had been sent for them; ``delay`` rows were late when
-    it went out. The ``expiry`` says when the first row not yet begun dies; the supervisor adds each row's own offset.
-    ``acting`` is one of `real.acting.KINDS`; ``predicted`` what the policy itself answered, empty where it is ``actions``.
+    Rows that are already late when it comes are skipped, never hurried. ``prefix`` rows at the
+    front were taken for committed as the inference began, and the policy was held to what had been
+    sent for them; ``delay`` rows were late when it went out. The ``expiry`` says when the first row
+    not yet begun dies; the supervisor adds each row's own offset. ``acting`` is one of
+    `real.acting.KINDS`; ``predicted`` what the policy itself answered, empty where it is
+    ``actions``.
     """
 
     kind: ClassVar[str] = "chunk"
@@ -114,11 +122,13 @@ class Chunk(Message):
 
 @dataclass(frozen=True)
 class Input(Message):
-    """The *complete* state of an operator's device, sent at 30 Hz or more whether or not it changed.
+    """The *complete* state of an operator's device, sent at 30 Hz or more whether or not it
+    changed.
 
-    ``axes`` are six numbers in [-1, 1]: translation x y z and rotation x y z. ``gripper`` in [-1, 1] (1 closes, -1 opens,
-    0 leaves it). ``keys`` are the names of the keys and buttons that are down. ``target`` is an absolute device's own
-    target in the robot's action space (a leader arm), empty for others. ``device_stamp`` is the device's clock, for latency.
+    ``axes`` are six numbers in [-1, 1]: translation x y z and rotation x y z. ``gripper`` in [-1,
+    1] (1 closes, -1 opens, 0 leaves it). ``keys`` are the names of the keys and buttons that are
+    down. ``target`` is an absolute device's own target in the robot's action space (a leader arm),
+    empty for others. ``device_stamp`` is the device's clock, for latency.
     """
 
     kind: ClassVar[str] = "input"
@@ -135,9 +145,10 @@ class Input(Message):
 class Event(Message):
     """Something that happened or is asked for, once. ``name`` is one of `EVENTS`.
 
-    ``at`` is when the person pressed (the page's clock, brought to this machine's), which for a label is the moment that is
-    meant. ``value`` is a label ("success", "failure", a stage's name), a reason, or the task to begin. ``lease`` is the
-    holder's token, empty from those who only watch.
+    ``at`` is when the person pressed (the page's clock, brought to this machine's), which for a
+    label is the moment that is meant. ``value`` is a label ("success", "failure", a stage's name),
+    a reason, or the task to begin. ``lease`` is the holder's token, empty from those who only
+    watch.
     """
 
     kind: ClassVar[str] = "event"
@@ -149,7 +160,8 @@ class Event(Message):
 
 @dataclass(frozen=True)
 class Beat(Message):
-    """I live. ``tick`` counts; a role that the session requires and that falls silent makes the arm hold."""
+    """I live. ``tick`` counts; a role that the session requires and that falls silent makes the
+    arm hold."""
 
     kind: ClassVar[str] = "beat"
     tick: int
@@ -157,7 +169,8 @@ class Beat(Message):
 
 @dataclass(frozen=True)
 class Progress(Message):
-    """How far a reward model says that an episode's ``step`` has come (1: done); the supervisor passes it on to all."""
+    """How far a reward model says that an episode's ``step`` has come (1: done); the supervisor
+    passes it on to all."""
 
     kind: ClassVar[str] = "progress"
     model: str
@@ -168,9 +181,11 @@ class Progress(Message):
 
 @dataclass(frozen=True)
 class Lease(Message):
-    """Ask for control, keep it or give it up. ``ask`` is "request", "renew" or "release"; the answer is a `Grant`.
+    """Ask for control, keep it or give it up. ``ask`` is "request", "renew" or "release"; the
+    answer is a `Grant`.
 
-    ``force`` takes it from another holder, which pauses first. ``token`` is the one held (empty when requesting).
+    ``force`` takes it from another holder, which pauses first. ``token`` is the one held (empty
+    when requesting).
     """
 
     kind: ClassVar[str] = "lease"
@@ -179,13 +194,15 @@ class Lease(Message):
     force: bool
 
 
-# ------------------------------------------------------------------------------------------------- from the supervisor
+# ------------------------------------------------------------------------------ from the supervisor
 @dataclass(frozen=True)
 class Welcome(Message):
-    """What a client needs to know: ``zero`` is the time of tick 0, so tick k is due at ``zero + k / hz``.
+    """What a client needs to know: ``zero`` is the time of tick 0, so tick k is due at ``zero + k /
+    hz``.
 
-    ``control_hz`` is the rate of the robot's actions (rows of a chunk), ``hz`` that of the supervisor's ticks. An action's
-    numbers 3 to 5 are a rotation vector where it ``turns``, its last one is a gripper's command where it ``grips``.
+    ``control_hz`` is the rate of the robot's actions (rows of a chunk), ``hz`` that of the
+    supervisor's ticks. An action's numbers 3 to 5 are a rotation vector where it ``turns``, its
+    last one is a gripper's command where it ``grips``.
     """
 
     kind: ClassVar[str] = "welcome"
@@ -216,7 +233,8 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class Grant(Message):
-    """Who holds control now. ``token`` is set only in the answer to the holder itself; ``until`` is when it lapses."""
+    """Who holds control now. ``token`` is set only in the answer to the holder itself; ``until``
+    is when it lapses."""
 
     kind: ClassVar[str] = "grant"
     granted: bool
@@ -230,16 +248,19 @@ class Grant(Message):
 class State(Message):
     """What the supervisor knows and did in one tick; goes to every client and to the recorder.
 
-    A *control step* lasts several ticks (``step`` counts them in the episode, -1: none). ``policy``, ``human`` and ``sent``
-    are its three actions: what the policy asked for, what the person asked for, what was really done after the gate (each
-    empty where there was none; ``sent`` is final in the tick with ``step_done``). ``reference`` is what went to the robot in
-    this very tick, in the robot's own terms, empty while it holds. ``is_human`` says whose request was followed, ``holding``
-    that none was valid. ``decision``, ``index`` and ``policy_version`` belong to ``policy`` (-1, -1, ""), ``queue`` is how
-    many rows are left. ``gate`` is the mask of the stages that clipped in this tick (bit i = stage i of
-    `Welcome.stages`), ``clipped`` counts their ticks in this episode.
+    A *control step* lasts several ticks (``step`` counts them in the episode, -1: none).
+    ``policy``, ``human`` and ``sent`` are its three actions: what the policy asked for, what the
+    person asked for, what was really done after the gate (each empty where there was none; ``sent``
+    is final in the tick with ``step_done``). ``reference`` is what went to the robot in this very
+    tick, in the robot's own terms, empty while it holds. ``is_human`` says whose request was
+    followed, ``holding`` that none was valid. ``decision``, ``index`` and ``policy_version`` belong
+    to ``policy`` (-1, -1, ""), ``queue`` is how many rows are left. ``gate`` is the mask of the
+    stages that clipped in this tick (bit i = stage i of `Welcome.stages`), ``clipped`` counts their
+    ticks in this episode.
 
-    ``proprio`` is what a policy reads, as its `EmbodimentSpec` names it; ``gripper`` is its opening, 0 to 1. ``stamp`` is
-    the tick's deadline, ``measured`` when the robot was observed, ``lateness`` by how much the tick began late (seconds).
+    ``proprio`` is what a policy reads, as its `EmbodimentSpec` names it; ``gripper`` is its
+    opening, 0 to 1. ``stamp`` is the tick's deadline, ``measured`` when the robot was observed,
+    ``lateness`` by how much the tick began late (seconds).
     """
 
     kind: ClassVar[str] = "state"
@@ -279,8 +300,9 @@ class State(Message):
 class Frame(Message):
     """A picture lies in slot ``slot`` of the ring at ``ring`` (see `real.ring`), of ``camera``.
 
-    ``number`` counts pictures, ``device_no`` is the device's own number (a gap is a lost picture, the same one again a
-    frozen stream). ``capture`` is on this machine's clock, ``device_stamp`` on the device's.
+    ``number`` counts pictures, ``device_no`` is the device's own number (a gap is a lost picture,
+    the same one again a frozen stream). ``capture`` is on this machine's clock, ``device_stamp`` on
+    the device's.
     """
 
     kind: ClassVar[str] = "frame"
@@ -298,7 +320,8 @@ class Frame(Message):
 
 @dataclass(frozen=True)
 class Notice(Message):
-    """What happened, for all: a change of mode, a fault, an episode's begin or end. ``name`` is an event's name."""
+    """What happened, for all: a change of mode, a fault, an episode's begin or end. ``name`` is
+    an event's name."""
 
     kind: ClassVar[str] = "notice"
     name: str
@@ -311,13 +334,37 @@ class Notice(Message):
 
 
 _TOWARDS = (Hello, Command, Chunk, Input, Event, Beat, Progress, Lease)
-KINDS: dict[str, type[Message]] = {c.kind: c for c in (*_TOWARDS, Welcome, Refused, Grant, State, Frame, Notice)}
-ROLES = ("policy", "teleop", "console", "camera", "recorder", "learner", "guard", "launcher", "viewer")
+KINDS: dict[str, type[Message]] = {
+    c.kind: c for c in (*_TOWARDS, Welcome, Refused, Grant, State, Frame, Notice)
+}
+ROLES = (
+    "policy",
+    "teleop",
+    "console",
+    "camera",
+    "recorder",
+    "learner",
+    "guard",
+    "launcher",
+    "viewer",
+)
 ASKS = ("request", "renew", "release")
 
 # Events that ask for another mode (`real.modes.TABLE` says from where and by whom) ...
 MODE_EVENTS = (
-    *("arm", "disarm", "start", "takeover", "release", "hand_back", "pause", "reset", "reset_done", "end", "redo"),
+    *(
+        "arm",
+        "disarm",
+        "start",
+        "takeover",
+        "release",
+        "hand_back",
+        "pause",
+        "reset",
+        "reset_done",
+        "end",
+        "redo",
+    ),
     *("stop", "estop", "estop_clear", "ack", "full_speed", "fault"),
 )
 # ... and those that do not.
@@ -327,7 +374,8 @@ EVENTS = (*MODE_EVENTS, "label", "task", "note", "loss")
 _CHOICES = {("hello", "role"): ROLES, ("event", "name"): EVENTS, ("lease", "ask"): ASKS}
 _LENGTHS = {("input", "axes"): (6,), ("state", "wrench"): (0, 6), ("state", "pose"): (0, 7)}
 _UNIT = {("input", "axes"), ("input", "gripper")}  # in [-1, 1], which NaN is not
-_MAY_BE_NAN = {("command", "action"), ("chunk", "actions"), ("input", "target")}  # the gate judges these
+# the gate judges these
+_MAY_BE_NAN = {("command", "action"), ("chunk", "actions"), ("input", "target")}
 _MAY_BE_EMPTY = {("chunk", "predicted")}
 _POSITIVE = {("chunk", "hz"), ("welcome", "hz"), ("welcome", "control_hz")}
 _ENDLESS = {"expiry", "until"}
@@ -335,11 +383,14 @@ _SIGNED = {"decision", "index", "about", "step"}  # -1 means none
 
 
 def encode(message: Message) -> bytes:
-    """One packet. Raises `MessageError` for a message that `decode` would refuse: mistakes show where they are made."""
+    """One packet. Raises `MessageError` for a message that `decode` would refuse: mistakes show
+    where they are made."""
     kind = message.kind
     values = [getattr(message, f.name) for f in dataclasses.fields(message)]
     packet = msgpack.packb([SCHEMA, kind, *values], use_bin_type=True)
-    require(len(packet) <= MAX_BYTES, kind, f"it has {len(packet)} bytes, and {MAX_BYTES} are allowed")
+    require(
+        len(packet) <= MAX_BYTES, kind, f"it has {len(packet)} bytes, and {MAX_BYTES} are allowed"
+    )
     _build(kind, values)
     return packet
 
@@ -350,16 +401,30 @@ def decode(packet: bytes) -> Message:
         raise MessageError(f"a packet has {len(packet)} bytes, and {MAX_BYTES} are allowed")
     try:
         items = msgpack.unpackb(
-            packet, raw=False, use_list=False, strict_map_key=True, max_str_len=MAX_TEXT * 4, max_bin_len=0, max_ext_len=0,
-            max_array_len=MAX_ROWS, max_map_len=0,
-        )  # fmt: skip
+            packet,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            max_str_len=MAX_TEXT * 4,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_array_len=MAX_ROWS,
+            max_map_len=0,
+        )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise MessageError(f"a packet is no msgpack within the limits: {str(error) or type(error).__name__}") from None
+        raise MessageError(
+            f"a packet is no msgpack within the limits: {str(error) or type(error).__name__}"
+        ) from None
     if not isinstance(items, tuple) or len(items) < 6:
-        raise MessageError("a packet is no array of schema, kind, seq, source, stamp, expiry and fields")
+        raise MessageError(
+            "a packet is no array of schema, kind, seq, source, stamp, expiry and fields"
+        )
     schema, kind, *values = items
     if schema != SCHEMA or isinstance(schema, bool):
-        raise MessageError(f"a packet has schema {short(schema)}, this side speaks {SCHEMA}: both must be one version")
+        raise MessageError(
+            f"a packet has schema {short(schema)}, this side speaks {SCHEMA}: both "
+            "must be one version"
+        )
     if not isinstance(kind, str) or kind not in KINDS:
         raise MessageError(f"a packet is of kind {short(kind)}; known are {', '.join(KINDS)}")
     return _build(kind, values)
@@ -369,7 +434,8 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Writer:
-    """Makes messages of one source: counts ``seq`` up and stamps them by ``clock``: CLOCK_MONOTONIC, or virtual time."""
+    """Makes messages of one source: counts ``seq`` up and stamps them by ``clock``:
+    CLOCK_MONOTONIC, or virtual time."""
 
     def __init__(self, source: str, clock: typing.Callable[[], float]):
         self.source, self.clock, self.seq = source, clock, -1
@@ -382,13 +448,15 @@ class Writer:
 
 
 class Sequence:
-    """Which messages of a source are newer than all before: a duplicate, or one that was overtaken, is not."""
+    """Which messages of a source are newer than all before: a duplicate, or one that was
+    overtaken, is not."""
 
     def __init__(self) -> None:
         self.last: dict[tuple[str, str], int] = {}
 
     def newer(self, message: Message) -> bool:
-        """True, and remembered, where it is. Each kind of a source is apart: an old beat must not kill a command."""
+        """True, and remembered, where it is. Each kind of a source is apart: an old beat must
+        not kill a command."""
         key = (message.source, message.kind)
         if message.seq <= self.last.get(key, -1):
             return False
@@ -396,28 +464,37 @@ class Sequence:
         return True
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 def _convert(place: str, name: str, kind: Any, value: Any) -> Any:
     """``value`` as the type of its field, or `MessageError`."""
     nan = (place, name) in _MAY_BE_NAN
     if kind is float:
         found = number(place, name, value)
-        good = (math.isfinite(found) or name in _ENDLESS) and ((place, name) not in _POSITIVE or found > 0)
+        good = (math.isfinite(found) or name in _ENDLESS) and (
+            (place, name) not in _POSITIVE or found > 0
+        )
         require(good, place, f"{name} is {found}")
         return found
     if kind is int:
         least = -1 if name in _SIGNED else 0
         if type(value) is not int or not least <= value < 2**53:
-            raise MessageError(f"a {place} message is wrong: {name} is {short(value)}, no whole number from {least}")
+            raise MessageError(
+                f"a {place} message is wrong: {name} is {short(value)}, no whole "
+                f"number from {least}"
+            )
         return value
     if kind is bool:
         if type(value) is not bool:
-            raise MessageError(f"a {place} message is wrong: {name} is {short(value)}, neither true nor false")
+            raise MessageError(
+                f"a {place} message is wrong: {name} is {short(value)}, neither true nor false"
+            )
         return value
     if kind is str:
         return text(place, name, value)
     if kind == Rows:
-        return () if value == () and (place, name) in _MAY_BE_EMPTY else rows(place, name, value, nan)
+        return (
+            () if value == () and (place, name) in _MAY_BE_EMPTY else rows(place, name, value, nan)
+        )
     if kind == Vector:
         return vector(place, name, value, nan)
     good = isinstance(value, tuple | list) and len(value) <= MAX_ITEMS
@@ -427,19 +504,31 @@ def _convert(place: str, name: str, kind: Any, value: Any) -> Any:
 
 
 _FIELDS: dict[str, list[tuple[str, Any]]] = {
-    kind: [(f.name, typing.get_type_hints(c)[f.name]) for f in dataclasses.fields(c)] for kind, c in KINDS.items()
+    kind: [(f.name, typing.get_type_hints(c)[f.name]) for f in dataclasses.fields(c)]
+    for kind, c in KINDS.items()
 }
 
 
 def _build(kind: str, values: list[Any]) -> Message:
     fields = _FIELDS[kind]
-    require(len(values) == len(fields), kind, f"it has {len(values)} fields, and {len(fields)} belong to it")
+    require(
+        len(values) == len(fields),
+        kind,
+        f"it has {len(values)} fields, and {len(fields)} belong to it",
+    )
     found = {name: _convert(kind, name, of, value) for (name, of), value in zip(fields, values)}
-    require(_SOURCE.fullmatch(found["source"]) is not None, kind, "its source is no name of a-z 0-9 _ . : -")
+    require(
+        _SOURCE.fullmatch(found["source"]) is not None,
+        kind,
+        "its source is no name of a-z 0-9 _ . : -",
+    )
     require(found["expiry"] >= found["stamp"], kind, "it expires before it was made")
     for (place, name), allowed in _CHOICES.items():
         if place == kind and found[name] not in allowed:
-            raise MessageError(f"a {kind} message is wrong: {name} is {short(found[name])}; known: {', '.join(allowed)}")
+            raise MessageError(
+                f"a {kind} message is wrong: {name} is {short(found[name])}; known: "
+                f"{', '.join(allowed)}"
+            )
     for (place, name), lengths in _LENGTHS.items():
         if place == kind:
             require(len(found[name]) in lengths, kind, f"{name} has {len(found[name])} numbers")

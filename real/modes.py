@@ -1,8 +1,9 @@
 """Who moves the arm: a latching state machine in one table, pure Python, without a clock.
 
-Anyone may ask for a mode that allows less; for more, only the holder of the lease may ask, and some changes only the
-supervisor itself makes. FAULT and STOPPED latch: nothing but a person's explicit ``ack`` leaves them, and never by itself.
-Every change of mode begins a new *epoch*, and what was inferred in an older one is never executed.
+Anyone may ask for a mode that allows less; for more, only the holder of the lease may ask, and some
+changes only the supervisor itself makes. FAULT and STOPPED latch: nothing but a person's explicit
+``ack`` leaves them, and never by itself. Every change of mode begins a new *epoch*, and what was
+inferred in an older one is never executed.
 
 | mode | what moves the arm |
 |---|---|
@@ -58,7 +59,8 @@ RANK = {
 
 @dataclass(frozen=True)
 class Rule:
-    """Where an event leads, and who may ask for it. ``ends`` an episode, ``discards`` it too, ``begins`` one."""
+    """Where an event leads, and who may ask for it. ``ends`` an episode, ``discards`` it too,
+    ``begins`` one."""
 
     to: Mode
     by: By
@@ -101,7 +103,12 @@ TABLE: dict[tuple[Mode, str], Rule] = {
     (_S, "ack"): Rule(_I, _HOLDER),
     (_F, "ack"): Rule(_I, _HOLDER),
     **{(m, "stop"): Rule(_S, _ANY, ends=m in IN_EPISODE) for m in (_I, _R, _A, _H, _P, _Z)},
-    **{(m, e): Rule(_F, _ANY, ends=m in IN_EPISODE) for m in Mode if m is not _F for e in ("estop", "fault")},
+    **{
+        (m, e): Rule(_F, _ANY, ends=m in IN_EPISODE)
+        for m in Mode
+        if m is not _F
+        for e in ("estop", "fault")
+    },
 }
 # Asked for where they change nothing: not an error, since whoever asked has what they wanted.
 HARMLESS: frozenset[tuple[Mode, str]] = frozenset(
@@ -126,10 +133,12 @@ class Outcome:
 
 
 class Modes:
-    """The machine. ``epoch`` counts changes and invalidations, ``episode`` the episodes begun (0: none yet).
+    """The machine. ``epoch`` counts changes and invalidations, ``episode`` the episodes begun (0:
+    none yet).
 
-    ``standing`` are causes of faults that still hold ("reflex", "robot lost"): the supervisor names and clears them, and an
-    ``ack`` is refused while there are any. ``faults`` are all since the last ack. ``slow`` after a fault.
+    ``standing`` are causes of faults that still hold ("reflex", "robot lost"): the supervisor names
+    and clears them, and an ``ack`` is refused while there are any. ``faults`` are all since the
+    last ack. ``slow`` after a fault.
     """
 
     def __init__(self) -> None:
@@ -150,7 +159,8 @@ class Modes:
         return self.mode in IN_EPISODE
 
     def invalidate(self) -> None:
-        """What was inferred until now is void (a stale observation, a gate that tripped), in the same mode."""
+        """What was inferred until now is void (a stale observation, a gate that tripped), in the
+        same mode."""
         self.epoch += 1
 
     def condition(self, name: str, holds: bool) -> None:
@@ -158,7 +168,8 @@ class Modes:
         (self.standing.add if holds else self.standing.discard)(name)
 
     def ask(self, event: str, by: By, value: str = "") -> Outcome:
-        """Ask for ``event``; ``value`` is a fault's name. Never raises: a request that may not be is an outcome too."""
+        """Ask for ``event``; ``value`` is a fault's name. Never raises: a request that may not
+        be is an outcome too."""
         before = self.mode
         if event in _FLAGS:
             return self._flag(event, by)
@@ -170,10 +181,14 @@ class Modes:
         if rule is None:
             if (before, event) in HARMLESS:
                 return Outcome(True, False, before, before)
-            return Outcome(False, False, before, before, f"'{event}' means nothing in {before.value}")
+            return Outcome(
+                False, False, before, before, f"'{event}' means nothing in {before.value}"
+            )
         if by < rule.by:
             who = "the holder of control" if rule.by is By.HOLDER else "the supervisor"
-            return Outcome(False, False, before, before, f"only {who} may ask for '{event}' in {before.value}")
+            return Outcome(
+                False, False, before, before, f"only {who} may ask for '{event}' in {before.value}"
+            )
         if event == "ack" and before is Mode.FAULT and (problem := self._still()):
             return Outcome(False, False, before, before, problem)
         if event == "arm" and self.estop:
@@ -183,9 +198,21 @@ class Modes:
 
     def _flag(self, event: str, by: By) -> Outcome:
         if by < _FLAGS[event]:
-            return Outcome(False, False, self.mode, self.mode, f"only the holder of control may ask for '{event}'")
+            return Outcome(
+                False,
+                False,
+                self.mode,
+                self.mode,
+                f"only the holder of control may ask for '{event}'",
+            )
         if event == "full_speed" and self.mode not in (Mode.READY, Mode.PAUSED):
-            return Outcome(False, False, self.mode, self.mode, "full speed is given in READY or PAUSED, while nothing moves")
+            return Outcome(
+                False,
+                False,
+                self.mode,
+                self.mode,
+                "full speed is given in READY or PAUSED, while nothing moves",
+            )
         if event == "estop_clear":
             self.estop = False
         else:

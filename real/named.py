@@ -1,6 +1,7 @@
 """Turns "package.module:name" of a config into what it names, at run time.
 
-`real` imports no simulator and no vendor's driver: what a session uses is named, and imported in the process that uses it.
+`real` imports no simulator and no vendor's driver: what a session uses is named, and imported in
+the process that uses it.
 """
 
 from __future__ import annotations
@@ -24,20 +25,28 @@ def named(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise ConfigError(f"{path!r} cannot be imported: there is no module {error.name!r}") from None
+            raise ConfigError(
+                f"{path!r} cannot be imported: there is no module {error.name!r}"
+            ) from None
         raise
     except AttributeError:
         raise ConfigError(f"{path!r} cannot be imported: {module} has no {name!r}") from None
 
 
 def make_world(name: str, options: dict[str, Any]) -> Any:
-    """A `World` by a short name of `WORLDS` or a "module:Class" (which then takes the options as keywords)."""
+    """A `World` by a short name of `WORLDS` or a "module:Class" (which then takes the options as
+    keywords)."""
     if name in WORLDS:
         try:
             config = named(WORLD_CONFIGS[name])(**options)
         except TypeError as error:
-            raise ConfigError(f"the options of the simulated robot {name!r} are wrong: {error}") from None
+            raise ConfigError(
+                f"the options of the simulated robot {name!r} are wrong: {error}"
+            ) from None
         return named(WORLDS[name])(config)
     if ":" not in name:
-        raise ConfigError(f"there is no simulated robot {name!r}: use one of {', '.join(WORLDS)}, or package.module:Class")
+        raise ConfigError(
+            f"there is no simulated robot {name!r}: use one of {', '.join(WORLDS)}, "
+            "or package.module:Class"
+        )
     return named(name)(**options)

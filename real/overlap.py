@@ -1,5 +1,5 @@
-"""What chunks that overlap in time make of each other, in numpy: their mean (temporal ensembling), or how far the next one
-is held to the one before (real-time chunking)."""
+"""What chunks that overlap in time make of each other, in numpy: their mean (temporal ensembling),
+or how far the next one is held to the one before (real-time chunking)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ SCHEDULES = ("exp", "linear")
 
 @dataclass(frozen=True)
 class Guide:
-    """What a chunk is denoised towards: ``wanted`` [k a] the rows of the chunk before that are left from its first row on,
-    ``weight`` [k] how much each counts; ``most`` is the limit of the guidance's factor."""
+    """What a chunk is denoised towards: ``wanted`` [k a] the rows of the chunk before that are left
+    from its first row on, ``weight`` [k] how much each counts; ``most`` is the limit of the
+    guidance's factor."""
 
     wanted: np.ndarray
     weight: np.ndarray
@@ -23,10 +24,12 @@ class Guide:
 
 
 def soft_mask(rows: int, delay: int, schedule: str) -> np.ndarray:
-    """W [``rows``] of real-time chunking (arXiv 2506.07339, eq. 5), of the rows that the chunk before has left.
+    """W [``rows``] of real-time chunking (arXiv 2506.07339, eq. 5), of the rows that the chunk
+    before has left.
 
-    The first ``delay`` will have run before the inference ends, and weigh 1. Then c falls linearly, by 1/(rows − delay + 1)
-    a row, to 0 behind the last: c itself ("linear"), or c·(e^c − 1)/(e − 1) ("exp", the paper's).
+    The first ``delay`` will have run before the inference ends, and weigh 1. Then c falls linearly,
+    by 1/(rows − delay + 1) a row, to 0 behind the last: c itself ("linear"), or c·(e^c − 1)/(e − 1)
+    ("exp", the paper's).
     """
     c = np.minimum((rows - np.arange(rows)) / (rows - min(delay, rows) + 1.0), 1.0)
     c[:delay] = 1.0
@@ -34,7 +37,8 @@ def soft_mask(rows: int, delay: int, schedule: str) -> np.ndarray:
 
 
 def ensemble_weights(count: int, decay: float) -> np.ndarray:
-    """exp(−decay · i) [``count``], the oldest prediction first, with the sum 1 (ACT, arXiv 2304.13705, algorithm 2)."""
+    """exp(−decay · i) [``count``], the oldest prediction first, with the sum 1 (ACT, arXiv
+    2304.13705, algorithm 2)."""
     weights = np.exp(-decay * np.arange(count))
     return weights / weights.sum()
 
@@ -42,9 +46,10 @@ def ensemble_weights(count: int, decay: float) -> np.ndarray:
 def mean_action(actions: np.ndarray, weights: np.ndarray, turns: bool, grips: bool) -> np.ndarray:
     """The mean [a] of ``actions`` [n a] for one control step, with ``weights`` [n] of sum 1.
 
-    Numbers 3 to 5 are rotation vectors where they are ``turns``: their mean is that of the rotations, as unit quaternions of
-    one half of the sphere. The last is a gripper's command where it ``grips``, whose sign says where to go: half open and
-    half closed is nothing that anybody predicted, so the greater weight wins (the oldest's sign where they are even).
+    Numbers 3 to 5 are rotation vectors where they are ``turns``: their mean is that of the
+    rotations, as unit quaternions of one half of the sphere. The last is a gripper's command where
+    it ``grips``, whose sign says where to go: half open and half closed is nothing that anybody
+    predicted, so the greater weight wins (the oldest's sign where they are even).
     """
     mean = weights @ actions
     if turns:

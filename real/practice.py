@@ -1,8 +1,10 @@
-"""Practice without a person: a task and the one that undoes it in turn, and when a person is asked for help. No clock.
+"""Practice without a person: a task and the one that undoes it in turn, and when a person is asked
+for help. No clock.
 
-After minimal supervision and MTRF: nobody puts anything back between episodes, as the reset is a task too. Help is wanted
-where resets keep failing, where the arm has left its safe set, where pauses do not end, after a fault, and where a person
-has paused, stopped or let go. Until a person has taken control and given it up again, nothing is asked for.
+After minimal supervision and MTRF: nobody puts anything back between episodes, as the reset is a
+task too. Help is wanted where resets keep failing, where the arm has left its safe set, where
+pauses do not end, after a fault, and where a person has paused, stopped or let go. Until a person
+has taken control and given it up again, nothing is asked for.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ REMIND_S = 30.0  # between two calls for the same help
 
 @dataclass(frozen=True)
 class Practice:
-    """``reset`` is the task that undoes the others. After ``failures`` of them in a row a person is asked. A learned reward
-    that says at least ``confident`` twice running has seen a success (0: it decides nothing). ``attended``: somebody will
-    come; else the session ends where help is wanted."""
+    """``reset`` is the task that undoes the others. After ``failures`` of them in a row a person is
+    asked. A learned reward that says at least ``confident`` twice running has seen a success (0: it
+    decides nothing). ``attended``: somebody will come; else the session ends where help is
+    wanted."""
 
     reset: Task
     failures: int = 3
@@ -51,7 +54,8 @@ class Rounds:
         return self.practice.reset if self._resets else self.forward
 
     def ended(self, task: Task, success: bool | None) -> None:
-        """An episode that counts: what follows a reset is the next task, if it succeeded; what follows a task is a reset."""
+        """An episode that counts: what follows a reset is the next task, if it succeeded; what
+        follows a task is a reset."""
         self.begun = True
         if task.name != self.practice.reset.name:
             self._forward, self._resets = self._forward + 1, True
@@ -68,13 +72,15 @@ class Rounds:
             self.calls += 1
 
     def interrupted(self, why: str) -> None:
-        """Somebody stopped it, or a page with control has gone: that it then gives control up says nothing."""
+        """Somebody stopped it, or a page with control has gone: that it then gives control up
+        says nothing."""
         self.want(why)
         self._came = False
 
     def control(self, holder: str, by: str) -> bool:
-        """``by`` has changed who has control ("" : nobody). Whoever took it and gave it up has helped: True then. A lease
-        that lapses (by the supervisor) is no word that the arm may go on."""
+        """``by`` has changed who has control ("" : nobody). Whoever took it and gave it up has
+        helped: True then. A lease that lapses (by the supervisor) is no word that the arm may go
+        on."""
         if not self.wanted or by == LEADER:
             return False
         self._came = self._came or bool(holder)

@@ -1,6 +1,8 @@
-"""Writes the journal: ``python -m real.recorder SOCKET FOLDER [ABOUT.json]``. Ordinary priority, a process of its own.
+"""Writes the journal: ``python -m real.recorder SOCKET FOLDER [ABOUT.json]``. Ordinary priority, a
+process of its own.
 
-It records from an episode's begin to its end. Where the disk is full it says so once, as a fault, which stops the arm.
+It records from an episode's begin to its end. Where the disk is full it says so once, as a fault,
+which stops the arm.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def jpeg(image: np.ndarray) -> bytes:
         import simplejpeg
     except ModuleNotFoundError as error:
         raise MissingPackage("simplejpeg", "real", "Recording pictures") from error
-    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=QUALITY, colorspace="RGB", colorsubsampling="420")
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray(image), quality=QUALITY, colorspace="RGB", colorsubsampling="420"
+    )
 
 
 @dataclass
@@ -49,8 +53,8 @@ class _Closed:
 
 
 class Recorder:
-    """Takes the supervisor's messages one by one. A label goes to the episode in which the moment lies that it means, also
-    when that has ended and another runs (`real.labels`)."""
+    """Takes the supervisor's messages one by one. A label goes to the episode in which the moment
+    lies that it means, also when that has ended and another runs (`real.labels`)."""
 
     def __init__(self, folder: str | Path, about: dict[str, Any]):
         self.folder, self.about = Path(folder), about
@@ -65,7 +69,10 @@ class Recorder:
         if isinstance(message, Notice) and message.name == "begin":
             self._close("another episode began", message.stamp)
             about = {**self.about, "task": message.value}
-            self.journal, self._episode = JournalWriter(self.folder, message.episode, about), message.episode
+            self.journal, self._episode = (
+                JournalWriter(self.folder, message.episode, about),
+                message.episode,
+            )
             self._begun = message.stamp
         if isinstance(message, Event) and message.name == "label":
             self._label(message)
@@ -111,7 +118,9 @@ class Recorder:
         ring = self._rings.get(frame.camera)
         try:
             if ring is None or ring.address != frame.ring:
-                ring = self._rings[frame.camera] = RingReader(frame.ring, (frame.height, frame.width, frame.channels))
+                ring = self._rings[frame.camera] = RingReader(
+                    frame.ring, (frame.height, frame.width, frame.channels)
+                )
             return ring.read(frame.slot, frame.number)
         except (OSError, ValueError):
             return None  # overwritten meanwhile: `verify` finds the gap by its numbers

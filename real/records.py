@@ -1,4 +1,5 @@
-"""What a journal's records hold: checks of what somebody else may have written (`real.journal` has the table of kinds)."""
+"""What a journal's records hold: checks of what somebody else may have written (`real.journal`
+has the table of kinds)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from vla_rl.errors import ConfigError, first_line
 from vla_rl.specs import EmbodimentSpec
 
 SCHEMA = 1
-CHUNK_FIELDS = ("acting", "decision", "epoch", "start", "hz", "prefix", "delay", "policy_version", "obs_stamp")  # and rows
+# and rows
+CHUNK_FIELDS = (
+    "acting",
+    "decision",
+    "epoch",
+    "start",
+    "hz",
+    "prefix",
+    "delay",
+    "policy_version",
+    "obs_stamp",
+)
 EVENT_FIELDS = ("name", "value", "source", "at", "stamp")
 NOTICE_FIELDS = ("name", "value", "by", "mode", "epoch", "tick")
 PROGRESS_FIELDS = ("model", "step", "value", "source", "stamp")
@@ -57,7 +69,9 @@ def _list_of(entry: Check) -> Check:
 
 
 def _size(x: Any) -> bool:
-    return type(x) is list and len(x) == 3 and all(type(n) is int and 0 < n < _MOST_PIXELS for n in x)
+    return (
+        type(x) is list and len(x) == 3 and all(type(n) is int and 0 < n < _MOST_PIXELS for n in x)
+    )
 
 
 def _mapping(x: Any) -> bool:
@@ -65,28 +79,56 @@ def _mapping(x: Any) -> bool:
 
 
 _OF_TYPE: dict[Any, Check] = {
-    float: _number, int: _whole, bool: _truth, str: _text, Vector: _vector, tuple[int, ...]: _list_of(_whole),
+    float: _number,
+    int: _whole,
+    bool: _truth,
+    str: _text,
+    Vector: _vector,
+    tuple[int, ...]: _list_of(_whole),
     tuple[str, ...]: _list_of(_text),
-}  # fmt: skip
+}
 TICK_FIELDS = tuple(f.name for f in dataclasses.fields(State))
 _HINTS = typing.get_type_hints(State)
 _FIELDS: dict[str, dict[str, Check]] = {
     "header": {"about": _mapping},
     "tick": {name: _expiry if name == "expiry" else _OF_TYPE[_HINTS[name]] for name in TICK_FIELDS},
-    "chunk": dict(zip((*CHUNK_FIELDS, "rows"), (_text, *[_whole] * 3, _number, *[_whole] * 2, _text, _number, _rows))),
+    "chunk": dict(
+        zip(
+            (*CHUNK_FIELDS, "rows"),
+            (_text, *[_whole] * 3, _number, *[_whole] * 2, _text, _number, _rows),
+        )
+    ),
     "frame": {
-        "camera": _text, "number": _whole, "device_no": _whole, "capture": _number, "device_stamp": _number, "size": _size,
+        "camera": _text,
+        "number": _whole,
+        "device_no": _whole,
+        "capture": _number,
+        "device_stamp": _number,
+        "size": _size,
         "jpeg": lambda x: type(x) is bytes,
     },
     "event": dict(zip(EVENT_FIELDS, (_text, _text, _text, _number, _number))),
     "notice": dict(zip(NOTICE_FIELDS, (_text, _text, _text, _text, _whole, _whole))),
     "progress": dict(zip(PROGRESS_FIELDS, (_text, _whole, _number, _text, _number))),
     "end": {"end": _mapping},
-}  # fmt: skip
+}
 _ARTICLES = {"event": "an", "end": "an"}
-_ABOUT: dict[str, Check] = {"schema": _whole, "episode": _whole, "monotonic": _number, "wall": _number}  # of a header
-_SPOKEN: dict[str, Check] = {"session": _text, "task": _text, "embodiment": _mapping}  # where a header has them
-_END: dict[str, Check] = {"reason": _text, "discarded": _truth, "ticks": _whole, "frames": _whole, "recovered": _truth}
+# of a header
+_ABOUT: dict[str, Check] = {
+    "schema": _whole,
+    "episode": _whole,
+    "monotonic": _number,
+    "wall": _number,
+}
+# where a header has them
+_SPOKEN: dict[str, Check] = {"session": _text, "task": _text, "embodiment": _mapping}
+_END: dict[str, Check] = {
+    "reason": _text,
+    "discarded": _truth,
+    "ticks": _whole,
+    "frames": _whole,
+    "recovered": _truth,
+}
 
 
 def mistake(record: Any) -> str:
@@ -98,7 +140,10 @@ def mistake(record: Any) -> str:
     if fields is None:
         return f"its kind is {short(kind)}; known are {', '.join(_FIELDS)}"
     if len(values) != len(fields):
-        return f"{_ARTICLES.get(kind, 'a')} {kind} has {len(values)} fields, and {len(fields)} belong to it"
+        return (
+            f"{_ARTICLES.get(kind, 'a')} {kind} has {len(values)} fields, and {len(fields)} belong "
+            "to it"
+        )
     for (name, good), value in zip(fields.items(), values):
         if not good(value):
             return f"{name} of {_ARTICLES.get(kind, 'a')} {kind} is {short(value)}"
@@ -110,7 +155,11 @@ def _mistaken(kind: str, found: Mapping[str, Any]) -> str:
         return ""  # of another version, which says so itself
     for name, good in (_ABOUT if kind == "header" else _END).items():
         if name not in found or not good(found[name]):
-            return f"{name} of the {kind} is {short(found[name])}" if name in found else f"the {kind} has no {name}"
+            return (
+                f"{name} of the {kind} is {short(found[name])}"
+                if name in found
+                else f"the {kind} has no {name}"
+            )
     for name, good in _SPOKEN.items() if kind == "header" else ():
         if name in found and found[name] is not None and not good(found[name]):
             return f"{name} of the header is {short(found[name])}"
@@ -120,7 +169,8 @@ def _mistaken(kind: str, found: Mapping[str, Any]) -> str:
 
 
 def robot_of(header: Mapping[str, Any]) -> EmbodimentSpec | None:
-    """The robot that a header describes; None where it names none. Raises ``ValueError`` for what describes none."""
+    """The robot that a header describes; None where it names none. Raises ``ValueError`` for
+    what describes none."""
     if header.get("embodiment") is None:
         return None
     try:
@@ -136,8 +186,14 @@ def unlike(robot: EmbodimentSpec, kind: str, values: Mapping[str, Any]) -> str:
     named = ("policy", "human", "sent") if kind == "tick" else ()
     for name, wanted in {**lengths, **dict.fromkeys(named, robot.action_dim)}.items():
         if len(values[name]) not in (0, wanted):
-            return f"{name} of a {kind} has {len(values[name])} numbers, and {wanted} belong to the robot {robot.name}"
+            return (
+                f"{name} of a {kind} has {len(values[name])} numbers, and {wanted} belong to the "
+                f"robot {robot.name}"
+            )
     rows = values["rows"] if kind == "chunk" else []
     if rows and len(rows[0]) != robot.action_dim:
-        return f"the rows of a chunk have {len(rows[0])} numbers, and {robot.action_dim} belong to the robot {robot.name}"
+        return (
+            f"the rows of a chunk have {len(rows[0])} numbers, and {robot.action_dim} belong to "
+            f"the robot {robot.name}"
+        )
     return ""

@@ -1,9 +1,11 @@
-"""Where episodes begin: at new starts, and again where it failed, until it does not; there a person shows it. No clock.
+"""Where episodes begin: at new starts, and again where it failed, until it does not; there a person
+shows it. No clock.
 
-The degrees by which a person helps in VLAC (arXiv 2509.15937): *return and explore* begins episodes in states where the
-policy often fails, *guided explore* has a person show what to do from there. (The first, *demonstration replay*, is the
-learner's: what people did is drawn with the demonstrations.) A start is a task and a number: a simulated world's initial
-state; on a real arm the operator puts things back as they were at the first episode with that number.
+The degrees by which a person helps in VLAC (arXiv 2509.15937): *return and explore* begins episodes
+in states where the policy often fails, *guided explore* has a person show what to do from there.
+(The first, *demonstration replay*, is the learner's: what people did is drawn with the
+demonstrations.) A start is a task and a number: a simulated world's initial state; on a real arm
+the operator puts things back as they were at the first episode with that number.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ SHOW = "show it from here"  # how the note begins that asks a person for the who
 
 @dataclass(frozen=True)
 class Returns:
-    """``share`` of the episodes begin where an earlier one failed, or needed help, as long as there is such a start. After
-    ``shown`` failures running from one a person is asked to show it (0: never). A start is done with after ``mastered``
-    successes running without help."""
+    """``share`` of the episodes begin where an earlier one failed, or needed help, as long as there
+    is such a start. After ``shown`` failures running from one a person is asked to show it (0:
+    never). A start is done with after ``mastered`` successes running without help."""
 
     share: float = 0.5
     shown: int = 3
@@ -66,7 +68,9 @@ class Starts:
             self._owed = min(1.0, self._owed + self.returns.share)
             if self._open and self._owed >= 1.0:
                 self._owed -= 1.0
-                self._next = min(self._open.values(), key=lambda start: (-start.failures, start.last))
+                self._next = min(
+                    self._open.values(), key=lambda start: (-start.failures, start.last)
+                )
             else:
                 task = self.tasks[self._new % len(self.tasks)]
                 self._next = _Start(replace(task, number=self._fresh[task.name]))
@@ -88,7 +92,8 @@ class Starts:
         return start is not None and 0 < self.returns.shown <= start.failures
 
     def ended(self, tried: Tried) -> None:
-        """An episode has counted. What succeeded with help is no success of the policy, and no failure to be shown."""
+        """An episode has counted. What succeeded with help is no success of the policy, and no
+        failure to be shown."""
         key = (tried.task.name, tried.task.number)
         if key[0] not in self._fresh or key[1] < 0:
             return  # another session's task

@@ -1,7 +1,9 @@
-"""Pictures between processes: a ring of slots in anonymous shared memory, which leaves nothing behind when its writer dies.
+"""Pictures between processes: a ring of slots in anonymous shared memory, which leaves nothing
+behind when its writer dies.
 
-The writer's descriptor is reached as /proc/PID/fd/N by processes of the same user, so a `Frame` message can name it. The
-mark of a slot is odd while it is being written; a reader copies, and looks at the mark again.
+The writer's descriptor is reached as /proc/PID/fd/N by processes of the same user, so a `Frame`
+message can name it. The mark of a slot is odd while it is being written; a reader copies, and looks
+at the mark again.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class RingWriter:
         slot = self._turn % self.slots
         start, mark = slot * self._size, 2 * self._turn
         _HEAD.pack_into(self._map, start, mark + 1, number)
-        self._map[start + _HEAD.size : start + self._size] = np.ascontiguousarray(image, dtype=np.uint8).tobytes()
+        self._map[start + _HEAD.size : start + self._size] = np.ascontiguousarray(
+            image, dtype=np.uint8
+        ).tobytes()
         _HEAD.pack_into(self._map, start, mark + 2, number)
         return slot
 
@@ -72,7 +76,8 @@ class RingReader:
 
 
 class Rings:
-    """The picture of a `Frame`, copied out of its camera's ring; None where it is overwritten or its writer gone."""
+    """The picture of a `Frame`, copied out of its camera's ring; None where it is overwritten or
+    its writer gone."""
 
     def __init__(self) -> None:
         self._open: dict[str, RingReader] = {}

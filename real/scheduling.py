@@ -1,4 +1,5 @@
-"""A process that must not be late: a session of its own, no garbage collection, real-time priority only where asked for."""
+"""A process that must not be late: a session of its own, no garbage collection, real-time
+priority only where asked for."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from typing import Any
 
 from real import BORN_OF
 
-ORPHANED = signal.SIGHUP  # the parent has ended. Not SIGTERM: of a parent with several threads it comes several times
+# the parent has ended. Not SIGTERM: of a parent with several threads it comes several times
+ORPHANED = signal.SIGHUP
 LAUNCHER = "VLA_RL_LAUNCHER"  # in the environment: the process id of a session's launcher
 _PDEATHSIG = 1  # of prctl
-_RTTIME_US = 200_000  # of CPU time in one go, after which a real-time process is stopped by the kernel
+# of CPU time in one go, after which a real-time process is stopped by the kernel
+_RTTIME_US = 200_000
 
 
 def freeze_garbage() -> None:
@@ -28,15 +31,15 @@ def freeze_garbage() -> None:
 
 
 def orphaned() -> bool:
-    """Whether who launched this process has ended: `real.body` says who that is (`LAUNCHER`), else whoever was its parent
-    as it began; a parent 1 then was none any more."""
+    """Whether who launched this process has ended: `real.body` says who that is (`LAUNCHER`), else
+    whoever was its parent as it began; a parent 1 then was none any more."""
     launcher = int(os.environ.get(LAUNCHER, 0)) or (BORN_OF if BORN_OF > 1 else -1)
     return os.getppid() != launcher
 
 
 def die_with_parent(sign: int = signal.SIGTERM) -> None:
-    """Ask the kernel for ``sign`` when the parent ends, and take it at once where that has ended already (Linux; elsewhere
-    nothing happens)."""
+    """Ask the kernel for ``sign`` when the parent ends, and take it at once where that has ended
+    already (Linux; elsewhere nothing happens)."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, int(sign), 0, 0, 0)
     except (OSError, AttributeError):
@@ -46,8 +49,9 @@ def die_with_parent(sign: int = signal.SIGTERM) -> None:
 
 
 def own_config(dies: bool = True) -> dict[str, Any]:
-    """Of a process that owns a device: the config file that the command line names. It ends at once by SIGTERM, or with its
-    parent (with ``dies`` false it hears `ORPHANED` then), and not by a Ctrl-C that was meant for the session's launcher."""
+    """Of a process that owns a device: the config file that the command line names. It ends at once
+    by SIGTERM, or with its parent (with ``dies`` false it hears `ORPHANED` then), and not by a
+    Ctrl-C that was meant for the session's launcher."""
     die_with_parent(signal.SIGKILL if dies else ORPHANED)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,8 +63,9 @@ def own_config(dies: bool = True) -> dict[str, Any]:
 def real_time(priority: int) -> str:
     """Ask for SCHED_FIFO with ``priority`` (0: leave it) and say what came of it.
 
-    Children do not inherit it (SCHED_RESET_ON_FORK), and RLIMIT_RTTIME ends a loop that runs away. Never for a process
-    that computes: one that spins at this priority takes its core from everybody else.
+    Children do not inherit it (SCHED_RESET_ON_FORK), and RLIMIT_RTTIME ends a loop that runs away.
+    Never for a process that computes: one that spins at this priority takes its core from everybody
+    else.
     """
     if priority <= 0:
         return "ordinary"
@@ -73,7 +78,8 @@ def real_time(priority: int) -> str:
 
 
 class Deadlines:
-    """Absolute deadlines ``zero + k / hz``. An overrun skips ticks, which are counted; nothing catches up."""
+    """Absolute deadlines ``zero + k / hz``. An overrun skips ticks, which are counted; nothing
+    catches up."""
 
     def __init__(self, hz: float, zero: float):
         self.hz, self.zero = hz, zero

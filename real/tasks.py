@@ -1,4 +1,5 @@
-"""What an episode is about, as one text that messages, journals and the console show: ``NAME/NUMBER: INSTRUCTION``."""
+"""What an episode is about, as one text that messages, journals and the console show:
+``NAME/NUMBER: INSTRUCTION``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """``name`` is the world's, ``number`` its initial state's (-1: it chooses); ``instruction`` is what the policy reads.
+    """``name`` is the world's, ``number`` its initial state's (-1: it chooses); ``instruction`` is
+    what the policy reads.
 
     ``horizon`` (control steps; 0: none) is not part of the text.
     """
@@ -25,12 +27,14 @@ class Task:
 
 
 def spoken(instruction: str, horizon: int = 0) -> Task:
-    """A task of which nothing but the instruction is known; its name is one word, so that its text can be parsed."""
+    """A task of which nothing but the instruction is known; its name is one word, so that its
+    text can be parsed."""
     return Task(re.sub(r"[\s/:]+", "_", instruction), instruction, horizon=horizon)
 
 
 def parse(text: str) -> Task:
-    """Any text is one: without ``NAME:`` in front, which has no space in it, all of it is name and instruction."""
+    """Any text is one: without ``NAME:`` in front, which has no space in it, all of it is name
+    and instruction."""
     place, colon, instruction = text.partition(": ")
     if not colon or " " in place:
         return Task(text, text)

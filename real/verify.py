@@ -22,10 +22,14 @@ def verify(session: str | Path) -> tuple[list[str], list[str]]:
         found = check(episode)
         problems += [f"{path.name}: {text}" for text in found]
         steps, human = episode.steps, sum(t["is_human"] for t in episode.steps)
-        frames = ", ".join(f"{name} {len(rows)}" for name, rows in sorted(episode.frames.items())) or "no pictures"
+        frames = (
+            ", ".join(f"{name} {len(rows)}" for name, rows in sorted(episode.frames.items()))
+            or "no pictures"
+        )
         labels = ", ".join(e["value"] for e in episode.events if e["name"] == "label") or "no label"
         lines.append(
-            f"{path.name}: {len(episode.ticks)} ticks, {len(steps)} control steps ({human} by a person), {frames}; {labels}"
+            f"{path.name}: {len(episode.ticks)} ticks, {len(steps)} control steps ({human} by a "
+            f"person), {frames}; {labels}"
         )
     return problems, lines
 
@@ -34,16 +38,25 @@ def check(episode: Episode) -> list[str]:
     """What is wrong with one episode."""
     found = []
     if episode.path.name.endswith(OPEN):
-        found.append("it was not closed: `vla-rl robot verify --recover` cuts it at its last good record")
+        found.append(
+            "it was not closed: `vla-rl robot verify --recover` cuts it at its last good record"
+        )
     if episode.damage:
         found.append(episode.damage)
     elif episode.lost_bytes:
-        found.append(f"{episode.lost_bytes} bytes behind the last good record are damaged or cut off")
+        found.append(
+            f"{episode.lost_bytes} bytes behind the last good record are damaged or cut off"
+        )
     end = episode.end
     if end is not None:
         if end["recovered"]:
-            found.append(f"recovered after a kill: its end is missing ({end['lost_bytes']} bytes cut)")
-        for name, count in (("ticks", len(episode.ticks)), ("frames", sum(map(len, episode.frames.values())))):
+            found.append(
+                f"recovered after a kill: its end is missing ({end['lost_bytes']} bytes cut)"
+            )
+        for name, count in (
+            ("ticks", len(episode.ticks)),
+            ("frames", sum(map(len, episode.frames.values()))),
+        ):
             if end[name] != count:
                 found.append(f"its end counts {end[name]} {name}, and {count} are there")
     found += _tick_gaps(episode.ticks)
@@ -72,7 +85,9 @@ def _frame_gaps(camera: str, rows: list[tuple[Any, ...]]) -> list[str]:
     for (n, device, capture, *_), (m, next_device, next_capture, *_) in itertools.pairwise(rows):
         if m != n + 1:
             found.append(
-                f"{camera}: picture {m} follows {n}: {m - n - 1} were not recorded" if m > n else f"{camera}: {m} after {n}"
+                f"{camera}: picture {m} follows {n}: {m - n - 1} were not recorded"
+                if m > n
+                else f"{camera}: {m} after {n}"
             )
         if next_device == device:
             found.append(f"{camera}: the device sent its picture {device} again (frozen?)")
@@ -99,8 +114,12 @@ def _contradictions(ticks: list[dict[str, Any]]) -> list[str]:
 
 
 def _unexplained(episode: Episode) -> list[str]:
-    """Decisions that ran, and of which the record has not what was predicted; it had none of any before there were such."""
+    """Decisions that ran, and of which the record has not what was predicted; it had none of any
+    before there were such."""
     told = {(c["epoch"], c["decision"]) for c in episode.chunks}
     ran = dict.fromkeys((t["epoch"], t["decision"]) for t in episode.ticks if t["policy"])
     missing = [key for key in ran if told and key not in told]
-    return [f"decision {number} of epoch {epoch} ran, and what it predicted is not there" for epoch, number in missing]
+    return [
+        f"decision {number} of epoch {epoch} ran, and what it predicted is not there"
+        for epoch, number in missing
+    ]

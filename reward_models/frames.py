@@ -1,4 +1,5 @@
-"""What reward models read of a trajectory: the frames of one camera, and the text of its instruction."""
+"""What reward models read of a trajectory: the frames of one camera, and the text of its
+instruction."""
 
 from __future__ import annotations
 
@@ -10,16 +11,19 @@ from vla_rl.types import Trajectory
 
 
 class RewardInputError(UserError):
-    """A trajectory lacks what the reward model reads. The message names the rollout and the remedy."""
+    """A trajectory lacks what the reward model reads. The message names the rollout and the
+    remedy."""
 
 
 def camera_of(trajectory: Trajectory, wanted: str, owner: str = "reward.camera") -> str:
-    """The camera to read: ``wanted``, or the trajectory's first one for "". Raises `RewardInputError` without it."""
+    """The camera to read: ``wanted``, or the trajectory's first one for "". Raises
+    `RewardInputError` without it."""
     cameras = list(trajectory.observations.images)
     if not cameras or (wanted and wanted not in cameras):
         raise RewardInputError(
-            f"{owner}={wanted!r}: rollout {trajectory.rollout_id} of task {trajectory.episode.task_id!r} has the cameras "
-            f"{', '.join(cameras) or 'none'}. Name one of them, or let the env render the camera the reward model wants."
+            f"{owner}={wanted!r}: rollout {trajectory.rollout_id} of task "
+            f"{trajectory.episode.task_id!r} has the cameras {', '.join(cameras) or 'none'}. Name "
+            "one of them, or let the env render the camera the reward model wants."
         )
     return wanted or cameras[0]
 
@@ -27,7 +31,9 @@ def camera_of(trajectory: Trajectory, wanted: str, owner: str = "reward.camera")
 def frames_of(trajectory: Trajectory, camera: str = "", owner: str = "reward.camera") -> Tensor:
     """What one camera saw at each decision and at the end: uint8 [t+1 H W 3]."""
     name = camera_of(trajectory, camera, owner)
-    return torch.cat([trajectory.observations.images[name], trajectory.final_observation.images[name]])
+    return torch.cat(
+        [trajectory.observations.images[name], trajectory.final_observation.images[name]]
+    )
 
 
 def instruction_of(trajectory: Trajectory) -> str:

@@ -22,7 +22,8 @@ class NotFitted(UserError):
 
 
 class LearnedReward(ShapedProgress):
-    """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and progress per frame."""
+    """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and
+    progress per frame."""
 
     learned: ClassVar[bool] = True
     judge_first: ClassVar[bool] = True  # its quality is checked before RL trains on it
@@ -36,7 +37,7 @@ class LearnedReward(ShapedProgress):
         self.network: FrameNetwork | None = None
         self.generator = torch.Generator().manual_seed(config.seed)
 
-    # ----------------------------------------------------------------------------------------------- for the subclasses
+    # --------------------------------------------------------------------------- for the subclasses
     def make_head(self, width: int) -> nn.Module:
         raise TypeError(f"{type(self).__name__} has no head: a learned reward defines make_head")
 
@@ -49,20 +50,25 @@ class LearnedReward(ShapedProgress):
         raise TypeError(f"{type(self).__name__} has no curve: a learned reward defines curve")
 
     def before_fit(self, table: FrameTable) -> dict[str, float]:
-        """Prepare labels; raises where the data cannot train this model. Returns figures to report."""
+        """Prepare labels; raises where the data cannot train this model. Returns figures to
+        report."""
         return {}
 
     def draw(self, high: int, count: int) -> Tensor:
         return torch.randint(high, (count,), generator=self.generator)
 
-    # --------------------------------------------------------------------------------------------------------- training
+    # ------------------------------------------------------------------------------------- training
     def fit(
-        self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        progress: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
-        """Train on trajectories (demonstrations count as successes); a trained model goes on from where it is.
+        """Train on trajectories (demonstrations count as successes); a trained model goes on from
+        where it is.
 
-        ``progress`` is called with (updates so far, loss). Returns the last loss (averaged) and counts. Raises `UserError`
-        where labels cannot be made from these trajectories, or where the loss is not finite.
+        ``progress`` is called with (updates so far, loss). Returns the last loss (averaged) and
+        counts. Raises `UserError` where labels cannot be made from these trajectories, or where the
+        loss is not finite.
         """
         c = self.config
         network = self.network
@@ -75,10 +81,14 @@ class LearnedReward(ShapedProgress):
                 torch.manual_seed(c.seed)
                 network = self._build(sorted(table.images), table.proprio.shape[1])
             network.set_statistics(table.proprio)
-        parameters = [p for p in [*network.parameters(), *self.head.parameters()] if p.requires_grad]
+        parameters = [
+            p for p in [*network.parameters(), *self.head.parameters()] if p.requires_grad
+        ]
         optimizer = torch.optim.AdamW(parameters, lr=c.learning_rate, weight_decay=c.weight_decay)
         steps, rising = max(updates, 2), min(max(0.1, 2 / updates), 0.75)  # no phase of no length
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.learning_rate, total_steps=steps, pct_start=rising)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, c.learning_rate, total_steps=steps, pct_start=rising
+        )
         network.train()
         average = float("nan")
         for update in range(updates):
@@ -91,8 +101,8 @@ class LearnedReward(ShapedProgress):
             value = float(loss.detach())
             if value != value:
                 raise UserError(
-                    f"the loss of the {self.kind} reward became NaN at update {update + 1}: lower reward.learning_rate "
-                    f"({c.learning_rate})"
+                    f"the loss of the {self.kind} reward became NaN at update {update + 1}: lower "
+                    f"reward.learning_rate ({c.learning_rate})"
                 )
             average = value if average != average else 0.95 * average + 0.05 * value
             if progress is not None:
@@ -100,22 +110,30 @@ class LearnedReward(ShapedProgress):
         network.eval()
         self._prepared.clear()
         successes = float(table.success.sum())
-        return {"loss": average, "trajectories": float(len(trajectories)), "successes": successes, **figures}
+        return {
+            "loss": average,
+            "trajectories": float(len(trajectories)),
+            "successes": successes,
+            **figures,
+        }
 
     def _build(self, cameras: Sequence[str], proprio_dim: int) -> FrameNetwork:
-        self.network = network = FrameNetwork(self.config.network, cameras, proprio_dim).to(self.device)
+        self.network = network = FrameNetwork(self.config.network, cameras, proprio_dim).to(
+            self.device
+        )
         network.generator = self.generator
         self.head = self.make_head(self.config.network.width).to(self.device)
         return network.eval()
 
-    # ---------------------------------------------------------------------------------------------------------- scoring
+    # -------------------------------------------------------------------------------------- scoring
     @property
     def fitted_network(self) -> FrameNetwork:
         """The network; raises `NotFitted` where there is none yet."""
         if self.network is None:
             raise NotFitted(
-                f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit reward={self.kind} data=FOLDER' and "
-                f"give reward.checkpoint=<its folder>, or let 'vla-rl train' do it in its phase 'reward'"
+                f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit "
+                f"reward={self.kind} data=FOLDER' and give reward.checkpoint=<its folder>, or let "
+                "'vla-rl train' do it in its phase 'reward'"
             )
         return self.network
 
@@ -134,20 +152,27 @@ class LearnedReward(ShapedProgress):
         table = FrameTable.of(trajectories, network.cameras)
         if table.proprio.shape[1] != len(network.proprio_mean):
             raise UserError(
-                f"the {self.kind} reward was trained with {len(network.proprio_mean)} proprio dimensions, rollout "
-                f"{trajectories[0].rollout_id} has {table.proprio.shape[1]}: train it on data of this robot"
+                f"the {self.kind} reward was trained with {len(network.proprio_mean)} proprio "
+                f"dimensions, rollout {trajectories[0].rollout_id} has {table.proprio.shape[1]}: "
+                "train it on data of this robot"
             )
         return [c.float().cpu() for c in self.curve(self.features(table), table.lengths.tolist())]
 
-    def score_figures(self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]) -> dict[str, float]:
+    def score_figures(
+        self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]
+    ) -> dict[str, float]:
         ends = torch.stack([c[-1] for c in curves])
         won = torch.tensor([t.success for t in trajectories])
         return super().score_figures(trajectories, curves) | {
-            "reward/progress_end_failures": float(ends[~won].nanmean()) if (~won).any() else float("nan"),
-            "reward/progress_end_successes": float(ends[won].nanmean()) if won.any() else float("nan"),
+            "reward/progress_end_failures": float(ends[~won].nanmean())
+            if (~won).any()
+            else float("nan"),
+            "reward/progress_end_successes": float(ends[won].nanmean())
+            if won.any()
+            else float("nan"),
         }
 
-    # ----------------------------------------------------------------------------------------------------------- saving
+    # --------------------------------------------------------------------------------------- saving
     def extra_state(self) -> dict[str, Any]:
         """Numbers of the subclass that belong to the trained model."""
         return {}
@@ -177,11 +202,13 @@ class LearnedReward(ShapedProgress):
             return
         if state["kind"] != self.kind:
             raise ConfigError(
-                f"reward.checkpoint holds a reward of type {state['kind']!r}, the config asks for {self.kind!r}: use "
-                f"reward={state['kind']}, or another checkpoint"
+                f"reward.checkpoint holds a reward of type {state['kind']!r}, the config asks for "
+                f"{self.kind!r}: use reward={state['kind']}, or another checkpoint"
             )
         # The stored sizes win: what was trained can only be built as it was.
-        self.config = dataclasses.replace(self.config, network=NetworkConfig(**state["network_config"]))
+        self.config = dataclasses.replace(
+            self.config, network=NetworkConfig(**state["network_config"])
+        )
         network = self._build(list(state["cameras"]), int(state["proprio_dim"]))
         network.load_state_dict(state["network"])
         self.head.load_state_dict(state["head"])

@@ -1,6 +1,8 @@
-"""Milestones of a manipulation episode: gripper changes and moments of rest (VLA-RL, arXiv 2505.18719 §3.3). numpy only.
+"""Milestones of a manipulation episode: gripper changes and moments of rest (VLA-RL, arXiv
+2505.18719 §3.3). numpy only.
 
-The paper publishes no speed threshold and no detector; hysteresis, quantiles and windows in seconds are this project's.
+The paper publishes no speed threshold and no detector; hysteresis, quantiles and windows in seconds
+are this project's.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from vla_rl.errors import ConfigError
 
 @dataclass
 class MilestoneConfig:
-    """``gripper`` and ``position``: proprio dimensions by number (empty: by their names where these are known).
+    """``gripper`` and ``position``: proprio dimensions by number (empty: by their names where these
+    are known).
 
-    A gripper change is a crossing of two thresholds that lie ``hysteresis`` of the data's range inside its ends. A rest is
-    the slowest frame of each stretch below the episode's ``speed_quantile``. ``window_s``: frames that long before a
-    milestone lead to it. Milestones closer than ``merge_s`` are one. Times are in seconds.
+    A gripper change is a crossing of two thresholds that lie ``hysteresis`` of the data's range
+    inside its ends. A rest is the slowest frame of each stretch below the episode's
+    ``speed_quantile``. ``window_s``: frames that long before a milestone lead to it. Milestones
+    closer than ``merge_s`` are one. Times are in seconds.
     """
 
     gripper: list[int] = field(default_factory=list)
@@ -36,22 +40,28 @@ class MilestoneConfig:
                 f"{self.hysteresis} and {self.speed_quantile}"
             )
         if self.window_s < 0 or self.merge_s < 0:
-            raise ConfigError(f"reward.milestones needs window_s and merge_s >= 0, got {self.window_s} and {self.merge_s}")
+            raise ConfigError(
+                "reward.milestones needs window_s and merge_s >= 0, got "
+                f"{self.window_s} and {self.merge_s}"
+            )
 
 
 def find_channels(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """(gripper, position) dimensions of proprio ``names``: what mentions a gripper; names that are or end in x, y, z."""
+    """(gripper, position) dimensions of proprio ``names``: what mentions a gripper; names that
+    are or end in x, y, z."""
     gripper = [i for i, n in enumerate(names) if "gripper" in n.lower()]
     position = [
         i
         for i, n in enumerate(names)
-        if n.lower().rpartition("_")[2] in ("x", "y", "z") and not any(w in n.lower() for w in ("quat", "rot", "gripper"))
+        if n.lower().rpartition("_")[2] in ("x", "y", "z")
+        and not any(w in n.lower() for w in ("quat", "rot", "gripper"))
     ]
     return gripper[:1], position[:3]
 
 
 def gripper_changes(openness: np.ndarray, low: float, high: float) -> list[int]:
-    """Frames at which the gripper has changed state: it was below ``low`` and is now above ``high``, or the reverse."""
+    """Frames at which the gripper has changed state: it was below ``low`` and is now above
+    ``high``, or the reverse."""
     state, changes = 0, []
     for i, value in enumerate(np.asarray(openness, np.float64)):
         new = 1 if value > high else -1 if value < low else state
@@ -62,9 +72,11 @@ def gripper_changes(openness: np.ndarray, low: float, high: float) -> list[int]:
 
 
 def rests(position: np.ndarray, seconds_per_frame: float, quantile: float) -> list[int]:
-    """The slowest frame of each stretch whose speed is at most the episode's quantile; position [t d] in metres.
+    """The slowest frame of each stretch whose speed is at most the episode's quantile; position [t
+    d] in metres.
 
-    The stretches at the very start and end are left out: there an episode rests without having done anything.
+    The stretches at the very start and end are left out: there an episode rests without having done
+    anything.
     """
     if len(position) < 3:
         return []
@@ -100,10 +112,14 @@ def milestones(
     gripper_range: tuple[float, float] = (0.0, 1.0),
     success: bool = True,
 ) -> list[int]:
-    """Milestone frames of one episode of t frames: gripper changes, rests, and the last frame of a success."""
+    """Milestone frames of one episode of t frames: gripper changes, rests, and the last frame of
+    a success."""
     track = position if openness is None else openness
     if track is None:
-        raise ValueError("milestones are found by the gripper's openness or by the position, and neither is given")
+        raise ValueError(
+            "milestones are found by the gripper's openness or by the position, and "
+            "neither is given"
+        )
     length = len(track)
     found: list[int] = []
     low, high = gripper_range
@@ -120,7 +136,8 @@ def milestones(
 
 
 def leading_labels(milestone_frames: Sequence[int], length: int, window: float) -> np.ndarray:
-    """bool [t]: frames that lead to a milestone, at most ``window`` frames before it, the milestone included."""
+    """bool [t]: frames that lead to a milestone, at most ``window`` frames before it, the
+    milestone included."""
     labels = np.zeros(length, bool)
     for f in milestone_frames:
         labels[max(0, int(np.ceil(f - window))) : f + 1] = True
@@ -128,9 +145,11 @@ def leading_labels(milestone_frames: Sequence[int], length: int, window: float) 
 
 
 def passed_share(milestone_frames: Sequence[int], length: int) -> np.ndarray:
-    """float32 [t]: how far along the milestones each frame is, 0 at the first frame, 1 at the last milestone.
+    """float32 [t]: how far along the milestones each frame is, 0 at the first frame, 1 at the last
+    milestone.
 
-    Between two milestones it rises in proportion to time, so that the target says more than a staircase would.
+    Between two milestones it rises in proportion to time, so that the target says more than a
+    staircase would.
     """
     points = [0, *[f for f in milestone_frames if f > 0]]
     levels = np.linspace(0.0, 1.0, len(points)) if len(points) > 1 else np.zeros(1)

@@ -1,4 +1,5 @@
-"""A small network over frames, shared by the reward models that are trained here, and the tables it is trained on."""
+"""A small network over frames, shared by the reward models that are trained here, and the tables
+it is trained on."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _SHIFT = 3  # pixels of random shift in training, of ``image_size`` pixels
 
 @dataclass(frozen=True)
 class FrameTable:
-    """All frames of several trajectories in one: ``images`` {camera: uint8 [n H W 3]}, ``proprio`` float32 [n p], ``text``
-    int64 [n] into ``texts``; trajectory i owns rows ``starts[i]`` … ``starts[i] + lengths[i] − 1`` (t + 1 of them)."""
+    """All frames of several trajectories in one: ``images`` {camera: uint8 [n H W 3]}, ``proprio``
+    float32 [n p], ``text`` int64 [n] into ``texts``; trajectory i owns rows ``starts[i]`` …
+    ``starts[i] + lengths[i] − 1`` (t + 1 of them)."""
 
     images: dict[str, Tensor]
     proprio: Tensor
@@ -41,14 +43,24 @@ class FrameTable:
     def of(trajectories: Sequence[Trajectory], cameras: Sequence[str] = ()) -> FrameTable:
         """Raises `RewardInputError` for no trajectories, or one that lacks a camera."""
         if not trajectories:
-            raise RewardInputError("a learned reward needs at least one trajectory, got none: give data=FOLDER")
+            raise RewardInputError(
+                "a learned reward needs at least one trajectory, got none: give data=FOLDER"
+            )
         names = list(cameras) or sorted(trajectories[0].observations.images)
         lengths = torch.tensor([len(t) + 1 for t in trajectories])
         texts: dict[str, int] = {}
         text = torch.tensor([texts.setdefault(instruction_of(t), len(texts)) for t in trajectories])
         return FrameTable(
-            images={c: torch.cat([frames_of(t, c, "reward.network.cameras") for t in trajectories]) for c in names},
-            proprio=torch.cat([torch.cat([t.observations.proprio, t.final_observation.proprio]) for t in trajectories]),
+            images={
+                c: torch.cat([frames_of(t, c, "reward.network.cameras") for t in trajectories])
+                for c in names
+            },
+            proprio=torch.cat(
+                [
+                    torch.cat([t.observations.proprio, t.final_observation.proprio])
+                    for t in trajectories
+                ]
+            ),
             text=text.repeat_interleave(lengths),
             texts=tuple(texts),
             starts=torch.cumsum(lengths, 0) - lengths,
@@ -63,7 +75,8 @@ class FrameTable:
 
 
 def text_ids(text: str) -> list[int]:
-    """Its words as buckets of a stable hash: any instruction can be read, none needs a vocabulary."""
+    """Its words as buckets of a stable hash: any instruction can be read, none needs a
+    vocabulary."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return [stable_seed("word", w) % TEXT_BUCKETS for w in words] or [0]
 
@@ -83,9 +96,15 @@ class FrameNetwork(nn.Module):
         self.frozen = None
         if config.backbone == "conv":
             self.tower = nn.Sequential(
-                nn.Conv2d(3, 16, 8, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-                nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(config.width),
-            )  # fmt: skip
+                nn.Conv2d(3, 16, 8, 4, 2),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 3, 2, 1),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.LazyLinear(config.width),
+            )
             self.tower(torch.zeros(1, 3, config.image_size, config.image_size))
             inner = config.width
         else:
@@ -100,7 +119,10 @@ class FrameNetwork(nn.Module):
         self.register_buffer("proprio_mean", torch.zeros(proprio_dim))
         self.register_buffer("proprio_scale", torch.ones(proprio_dim))
         self.mix = nn.Sequential(
-            nn.Linear(config.width * (len(self.cameras) + int(config.use_text)) + proprio, 2 * config.width),
+            nn.Linear(
+                config.width * (len(self.cameras) + int(config.use_text)) + proprio,
+                2 * config.width,
+            ),
             nn.LayerNorm(2 * config.width),
             nn.GELU(),
             nn.Linear(2 * config.width, config.width),
@@ -130,15 +152,23 @@ class FrameNetwork(nn.Module):
             pixels = padded[:, :, top : top + size, left : left + size]
         return pixels
 
-    def forward(self, table: FrameTable, rows: Tensor, texts: Sequence[str] | None = None) -> Tensor:
+    def forward(
+        self, table: FrameTable, rows: Tensor, texts: Sequence[str] | None = None
+    ) -> Tensor:
         """Features of the table's ``rows`` int64 [n]; ``texts`` [n] replaces their instructions."""
         device = self.proprio_mean.device
         parts = [self.tower(self.pixels(table.images[c][rows])) for c in self.cameras]
         if self.config.use_text:
-            names = texts if texts is not None else [table.texts[i] for i in table.text[rows].tolist()]
+            names = (
+                texts if texts is not None else [table.texts[i] for i in table.text[rows].tolist()]
+            )
             ids = [text_ids(name) for name in names]
             offsets = torch.tensor([0, *[len(i) for i in ids[:-1]]]).cumsum(0)
-            parts.append(self.text(torch.tensor([i for row in ids for i in row], device=device), offsets.to(device)))
+            parts.append(
+                self.text(
+                    torch.tensor([i for row in ids for i in row], device=device), offsets.to(device)
+                )
+            )
         if self.config.use_proprio:
             parts.append((table.proprio[rows].to(device) - self.proprio_mean) / self.proprio_scale)
         return self.mix(torch.cat(parts, -1))

@@ -1,7 +1,8 @@
-"""Progress curves from pairwise judgements, and labels to learn them from (VLAC, arXiv 2509.15937 and its code). Pure
-functions.
+"""Progress curves from pairwise judgements, and labels to learn them from (VLAC, arXiv 2509.15937
+and its code). Pure functions.
 
-A critic value is a percentage of the way that was left: +20 says that a fifth of it was covered, −15 that it grew.
+A critic value is a percentage of the way that was left: +20 says that a fifth of it was covered,
+−15 that it grew.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ DONE_FROM, NOT_DONE_BEFORE = 0.95, 0.8  # shares of a successful clip
 def accumulate(critics: Sequence[float], mode: str = "mixed") -> list[float]:
     """Values 0 … 100 from critic values, starting at 0 (one longer than ``critics``).
 
-    A positive c covers c % of what is left: v + (100 − v)·c/100. A negative one: "always" uses the same formula (it may fall
-    far below 0); "exact" undoes a positive step: 100 − max(100 − v, 1)/(100 + c)·100; "mixed" does so above 50, not below
-    10, and shrinks v by |c| % below (VLAC's True, False and mix_f). c = −100 counts as −99.9 where it would divide by 0.
+    A positive c covers c % of what is left: v + (100 − v)·c/100. A negative one: "always" uses the
+    same formula (it may fall far below 0); "exact" undoes a positive step: 100 − max(100 − v,
+    1)/(100 + c)·100; "mixed" does so above 50, not below 10, and shrinks v by |c| % below (VLAC's
+    True, False and mix_f). c = −100 counts as −99.9 where it would divide by 0.
     """
     if mode not in VALUE_MODES:
         raise ValueError(f"mode={mode!r} is not one of {', '.join(VALUE_MODES)}")
@@ -41,7 +43,8 @@ def accumulate(critics: Sequence[float], mode: str = "mixed") -> list[float]:
 
 
 def pair_label(i: int, j: int, last: int) -> float:
-    """Progress from frame i to frame j of a successful clip whose last frame is ``last``: (j − i)/(last − i), in −1 … 1."""
+    """Progress from frame i to frame j of a successful clip whose last frame is ``last``: (j −
+    i)/(last − i), in −1 … 1."""
     return max(-1.0, min(1.0, (j - i) / max(last - i, 1)))
 
 
@@ -52,7 +55,8 @@ def done_label(i: int, last: int) -> int | None:
 
 
 def changed_share(a: Tensor, b: Tensor, threshold: int = 12) -> Tensor:
-    """Share [n] of pixels that differ by more than ``threshold`` levels in some channel, of uint8 images [n H W 3]."""
+    """Share [n] of pixels that differ by more than ``threshold`` levels in some channel, of
+    uint8 images [n H W 3]."""
     return ((a.short() - b.short()).abs().amax(-1) > threshold).float().flatten(1).mean(1)
 
 
@@ -62,15 +66,19 @@ def dead_zone(critics: Sequence[float], positive: float, negative: float) -> lis
 
 
 def reference_indices(length: int, count: int) -> list[int]:
-    """Which frames of a reference trajectory are shown: int(k·(length − 1)/(count − 1)), the first always."""
+    """Which frames of a reference trajectory are shown: int(k·(length − 1)/(count − 1)), the
+    first always."""
     if length < 1 or count < 1:
-        raise ValueError(f"a reference needs at least one frame, got length={length} and count={count}")
+        raise ValueError(
+            f"a reference needs at least one frame, got length={length} and count={count}"
+        )
     return [int(k * (length - 1) / (count - 1)) for k in range(count)] if count > 1 else [0]
 
 
 def drop_filter(values: Tensor, window: int, threshold: float) -> Tensor:
-    """Keep-mask bool [t] of decisions from values [t+1]: False where the value falls by more than ``threshold`` within the
-    next ``window`` decisions (GR-RL: such stretches of a demonstration are mistakes, not skill)."""
+    """Keep-mask bool [t] of decisions from values [t+1]: False where the value falls by more than
+    ``threshold`` within the next ``window`` decisions (GR-RL: such stretches of a demonstration are
+    mistakes, not skill)."""
     t = len(values) - 1
     keep = torch.ones(t, dtype=torch.bool)
     for i in range(t):

@@ -1,9 +1,11 @@
-"""SRPO: failures earn by how near they come to this batch's own successes (arXiv 2511.15605; siiRL's code).
+"""SRPO: failures earn by how near they come to this batch's own successes (arXiv 2511.15605;
+siiRL's code).
 
-One reward per trajectory, on its last decision: 1 for a success, ``scale`` · sigmoid(...) for a failure. Departures from the
-published code: every embedding is keyed by its rollout id (there, rollouts of one initial state share one), the radius of
-DBSCAN comes from the data (the published 0.5 finds no cluster), and a trajectory without a usable embedding keeps its task
-reward (there, even a success then gets 0).
+One reward per trajectory, on its last decision: 1 for a success, ``scale`` · sigmoid(...) for a
+failure. Departures from the published code: every embedding is keyed by its rollout id (there,
+rollouts of one initial state share one), the radius of DBSCAN comes from the data (the published
+0.5 finds no cluster), and a trajectory without a usable embedding keeps its task reward (there,
+even a success then gets 0).
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class References:
     noise_share: float
 
     def distances(self, rows: Tensor) -> Tensor:
-        return m.distances_to(m.to_space(rows, self.space, self.mean, self.scale), self.centres, self.space)
+        return m.distances_to(
+            m.to_space(rows, self.space, self.mean, self.scale), self.centres, self.space
+        )
 
 
 def find_references(successes: Tensor, config: SRPOConfig) -> References:
@@ -52,27 +56,36 @@ def find_references(successes: Tensor, config: SRPOConfig) -> References:
         labels = m.dbscan(standard, eps, config.min_samples)
     found = sorted(set(labels.tolist()) - {-1})
     # The mean of a cluster in the standardised space, mapped back, is the mean of its raw rows.
-    centres = torch.stack([successes[labels == k].mean(0) for k in found]) if found else successes.mean(0, keepdim=True)
+    centres = (
+        torch.stack([successes[labels == k].mean(0) for k in found])
+        if found
+        else successes.mean(0, keepdim=True)
+    )
     centres = m.to_space(centres, config.space, mean, scale)
-    return References(centres, config.space, mean, scale, len(found), float((labels == -1).float().mean()))
+    return References(
+        centres, config.space, mean, scale, len(found), float((labels == -1).float().mean())
+    )
 
 
 class SRPO:
-    """See the module. ``prepare`` embeds a trajectory ahead of `score`, while others still simulate."""
+    """See the module. ``prepare`` embeds a trajectory ahead of `score`, while others still
+    simulate."""
 
     def __init__(self, config: SRPOConfig, policy_features: ImageFeatures | None = None):
         self.config = config
         self.encoder = make_encoder(config.encoder, policy_features)
-        self.buffer: dict[str, list[tuple[str, Tensor]]] = {}  # task → (rollout id, embedding) of successes, oldest first
+        # task → (rollout id, embedding) of successes, oldest first
+        self.buffer: dict[str, list[tuple[str, Tensor]]] = {}
         self._cache: dict[str, Tensor] = {}  # rollout id → embedding [d]
         self._metrics: dict[str, float] = {}
 
-    # ------------------------------------------------------------------------------------------------------- embeddings
+    # ----------------------------------------------------------------------------------- embeddings
     def prepare(self, trajectory: Trajectory) -> None:
         self._embeddings([trajectory], keep_all=True)
 
     def _embeddings(self, trajectories: Sequence[Trajectory], keep_all: bool = False) -> Tensor:
-        """Float32 [m d]; each rollout is encoded once. Rows that are not finite mean: no embedding."""
+        """Float32 [m d]; each rollout is encoded once. Rows that are not finite mean: no
+        embedding."""
         missing = [t for t in trajectories if t.rollout_id not in self._cache]
         if missing:
             rows = self.encoder.encode([frames_of(t, self.config.camera) for t in missing]).float()
@@ -82,7 +95,7 @@ class SRPO:
             self._cache = {t.rollout_id: self._cache[t.rollout_id] for t in trajectories}
         return rows
 
-    # ------------------------------------------------------------------------------------------------------------ scoring
+    # -------------------------------------------------------------------------------------- scoring
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 tensor [t] per trajectory: the reward stands on the last decision."""
         c = self.config
@@ -92,15 +105,24 @@ class SRPO:
         usable = rows.isfinite().all(1) & (rows != 0).any(1)
         success = torch.tensor([t.success for t in trajectories])
         values = success.float()
-        shared = _gather_successes(trajectories, rows, usable) if c.reference_scope == "task_global" else {}
+        shared = (
+            _gather_successes(trajectories, rows, usable)
+            if c.reference_scope == "task_global"
+            else {}
+        )
         shaped = fallback = 0
         found: list[References] = []
         for key, members in self._scopes(trajectories).items():
             index = torch.tensor(members)
-            failed, won = index[usable[index] & ~success[index]], index[usable[index] & success[index]]
+            failed, won = (
+                index[usable[index] & ~success[index]],
+                index[usable[index] & success[index]],
+            )
             if len(failed) == 0:
                 continue
-            references = self._references(key, trajectories[members[0]].episode.task_id, rows[won], shared)
+            references = self._references(
+                key, trajectories[members[0]].episode.task_id, rows[won], shared
+            )
             if references is None:
                 fallback += len(failed)
                 continue
@@ -122,7 +144,8 @@ class SRPO:
         return [reward_at_end(t, c.coefficient * v) for t, v in zip(trajectories, values.tolist())]
 
     def metrics(self) -> dict[str, float]:
-        """How the last `score` came about; ``fallback_share``: failures with nothing to be compared with."""
+        """How the last `score` came about; ``fallback_share``: failures with nothing to be
+        compared with."""
         return dict(self._metrics)
 
     def _scopes(self, trajectories: Sequence[Trajectory]) -> dict[tuple[str, int], list[int]]:
@@ -134,7 +157,11 @@ class SRPO:
         return scopes
 
     def _references(
-        self, key: tuple[str, int], task: str, own: Tensor, shared: Mapping[str, list[tuple[str, Tensor]]]
+        self,
+        key: tuple[str, int],
+        task: str,
+        own: Tensor,
+        shared: Mapping[str, list[tuple[str, Tensor]]],
     ) -> References | None:
         c = self.config
         if c.reference_scope == "task_global":
@@ -160,8 +187,8 @@ class SRPO:
         return self.config.demonstrations > 0
 
     def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
-        """Let the first ``config.demonstrations`` successes of each task stand in the buffer. Raises `RewardInputError`
-        where there is none."""
+        """Let the first ``config.demonstrations`` successes of each task stand in the buffer.
+        Raises `RewardInputError` where there is none."""
         seen = Counter[str]()
         chosen = []
         for t in trajectories:
@@ -170,8 +197,8 @@ class SRPO:
                 chosen.append(t)
         if not chosen:
             raise RewardInputError(
-                f"reward.demonstrations={self.config.demonstrations}, and the run has no successful demonstration: give "
-                "dataset=FOLDER, or set it to 0"
+                f"reward.demonstrations={self.config.demonstrations}, and the run has no "
+                "successful demonstration: give dataset=FOLDER, or set it to 0"
             )
         self.add_references(chosen)
 
@@ -179,12 +206,15 @@ class SRPO:
         for t, row, fine in zip(trajectories, rows, usable.tolist()):
             if t.success and fine:
                 kept = [x for x in self.buffer.get(t.episode.task_id, []) if x[0] != t.rollout_id]
-                self.buffer[t.episode.task_id] = [*kept, (t.rollout_id, row)][-self.config.buffer_size :]
+                self.buffer[t.episode.task_id] = [*kept, (t.rollout_id, row)][
+                    -self.config.buffer_size :
+                ]
 
-    # ----------------------------------------------------------------------------------------------------------- judging
+    # -------------------------------------------------------------------------------------- judging
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Progress float32 [t+1] in 0 … 1 of every prefix, without a look at the outcome: 1 at the successes' centres, 0.5
-        at their median distance from where trajectories start. A success is not its own reference.
+        """Progress float32 [t+1] in 0 … 1 of every prefix, without a look at the outcome: 1 at the
+        successes' centres, 0.5 at their median distance from where trajectories start. A success is
+        not its own reference.
 
         Tasks without another success give NaN. (Training uses the whole trajectory alone.)
         """
@@ -192,7 +222,11 @@ class SRPO:
         out: list[Tensor] = []
         for i, t in enumerate(trajectories):
             task = t.episode.task_id
-            others = [j for j, o in enumerate(trajectories) if j != i and o.success and o.episode.task_id == task]
+            others = [
+                j
+                for j, o in enumerate(trajectories)
+                if j != i and o.success and o.episode.task_id == task
+            ]
             rows = [whole[j] for j in others if whole[j].isfinite().all()]
             rows += [row for name, row in self.buffer.get(task, []) if name != t.rollout_id]
             if not rows:
@@ -206,12 +240,16 @@ class SRPO:
         unit = torch.tensor(starts).median() if starts else torch.tensor(1.0)
         return [2.0 ** -(d / unit) for d in out]
 
-    # ------------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
-        return {"buffer": {task: [[i, row] for i, row in kept] for task, kept in self.buffer.items()}}
+        return {
+            "buffer": {task: [[i, row] for i, row in kept] for task, kept in self.buffer.items()}
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.buffer = {task: [(i, row) for i, row in kept] for task, kept in state["buffer"].items()}
+        self.buffer = {
+            task: [(i, row) for i, row in kept] for task, kept in state["buffer"].items()
+        }
 
 
 def _gather_successes(

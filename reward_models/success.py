@@ -23,7 +23,9 @@ class TaskSuccess:
         for trajectory in trajectories:
             reward = torch.zeros(len(trajectory))
             if trajectory.success:
-                discount = self.config.time_discount ** (trajectory.num_control_steps + len(trajectory.episode.lead))
+                discount = self.config.time_discount ** (
+                    trajectory.num_control_steps + len(trajectory.episode.lead)
+                )
                 reward[-1] = self.config.coefficient * discount
             rewards.append(reward)
         return rewards

@@ -1,9 +1,10 @@
-"""Value as progress (GR-RL, arXiv 2512.01801): a distributional critic's mean is progress, and where it drops a
-demonstration is not worth imitating.
+"""Value as progress (GR-RL, arXiv 2512.01801): a distributional critic's mean is progress, and
+where it drops a demonstration is not worth imitating.
 
-Followed: sparse reward γ^(frames to the end) for successes, 0 for failures; a categorical distribution over [0, 1]; the drop
-filter. Hindsight failures: with ``hindsight_share`` a prefix of a success counts as a failed episode, here cut at a random
-frame in its first half (there, at annotated retries). Departure: Monte-Carlo targets of V, not TD3+BC on Q of action chunks.
+Followed: sparse reward γ^(frames to the end) for successes, 0 for failures; a categorical
+distribution over [0, 1]; the drop filter. Hindsight failures: with ``hindsight_share`` a prefix of
+a success counts as a failed episode, here cut at a random frame in its first half (there, at
+annotated retries). Departure: Monte-Carlo targets of V, not TD3+BC on Q of action chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from vla_rl.types import Trajectory
 
 
 def two_hot(values: Tensor, bins: int) -> Tensor:
-    """Values [n] in 0 … 1 as weights [n bins] on the two nearest of ``bins`` evenly spaced support points."""
+    """Values [n] in 0 … 1 as weights [n bins] on the two nearest of ``bins`` evenly spaced
+    support points."""
     position = values.clamp(0.0, 1.0) * (bins - 1)
     low = position.floor().long().clamp(max=bins - 2)
     share = position - low
@@ -68,6 +70,9 @@ class ValueProgress(LearnedReward):
         return list((self.head(features).softmax(-1) @ support).split(list(lengths)))
 
     def keep_masks(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Which decisions of demonstrations to imitate: bool [t] each, False where the value soon drops."""
+        """Which decisions of demonstrations to imitate: bool [t] each, False where the value
+        soon drops."""
         c = self.config
-        return [drop_filter(v, c.drop_window, c.drop_threshold) for v in self.progress(trajectories)]
+        return [
+            drop_filter(v, c.drop_window, c.drop_threshold) for v in self.progress(trajectories)
+        ]

@@ -1,10 +1,12 @@
-"""VLAC (arXiv 2509.15937): an InternVL-type chat model that judges how far the second of two frames is ahead of the first.
+"""VLAC (arXiv 2509.15937): an InternVL-type chat model that judges how far the second of two frames
+is ahead of the first.
 
-The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint through transformers, in
-the native layout (model type ``internvl``) or with its own code (``internvl_chat``, which needs ``trust_remote_code``).
-Every template string is config. The defaults are own words; ``texts=release`` (``reward=vlac_release``) reads those of the
-release from the user's copy of it (`reward_models.vlac_texts`). Replies are parsed without ever raising; what cannot be
-parsed counts as invalid and as no progress.
+The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint
+through transformers, in the native layout (model type ``internvl``) or with its own code
+(``internvl_chat``, which needs ``trust_remote_code``). Every template string is config. The
+defaults are own words; ``texts=release`` (``reward=vlac_release``) reads those of the release from
+the user's copy of it (`reward_models.vlac_texts`). Replies are parsed without ever raising; what
+cannot be parsed counts as invalid and as no progress.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, MissingDependency
 from vla_rl.types import Trajectory
 
-# As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a number.
+# As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a
+# number.
 _NUMBER = r"(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
 _NUMBER_ENDS = r"(?![\d.]|[eE](?![a-zA-Z]))"
 
 
-# ---------------------------------------------------------------------------------------------------------- small parts
+# -------------------------------------------------------------------------------------- small parts
 def parse_score(reply: object) -> float | None:
     """The signed percentage of a reply, within −100 … 100; None for anything else. Never raises.
 
-    Reasoning up to ``</think>`` is skipped; a ``<score>`` tag may precede the number and text may follow it.
+    Reasoning up to ``</think>`` is skipped; a ``<score>`` tag may precede the number and text may
+    follow it.
     """
     if not isinstance(reply, str):
         return None
@@ -76,27 +80,38 @@ class ChatBackend(Protocol):
     def reply(self, questions: Sequence[Question]) -> list[str]: ...
 
 
-def pair_question(config: VLACConfig, task: str, before: Tensor, after: Tensor, reference: Sequence[Tensor] = (),
-                  first: Tensor | None = None) -> Question:  # fmt: skip
-    """The pairwise question; with ``reference`` frames also the example and the ``first`` frame of the judged episode."""
+def pair_question(
+    config: VLACConfig,
+    task: str,
+    before: Tensor,
+    after: Tensor,
+    reference: Sequence[Tensor] = (),
+    first: Tensor | None = None,
+) -> Question:
+    """The pairwise question; with ``reference`` frames also the example and the ``first`` frame
+    of the judged episode."""
     if not len(reference):
         return Question(config.pair_template.replace("{task}", task), (before, after))
     last = max(len(reference) - 1, 1)
     shown = "".join(
-        config.reference_frame_template.replace("{percent}", str(int(i / last * 100))) for i in range(len(reference))
+        config.reference_frame_template.replace("{percent}", str(int(i / last * 100)))
+        for i in range(len(reference))
     )
     pair = config.reference_pair_template or config.pair_template
     text = (config.reference_template.replace("{frames}", shown) + pair).replace("{task}", task)
-    beginnings = text.count(IMAGE) - len(reference) - 2  # where the judged episode starts, if the text shows that
+    # where the judged episode starts, if the text shows that
+    beginnings = text.count(IMAGE) - len(reference) - 2
     start = [before if first is None else first] * beginnings
     return Question(text, (*reference, *start, before, after))
 
 
-# ------------------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 class InternVLBackend:
-    """An InternVL-type checkpoint through transformers. Greedy decoding; questions are padded on the left and batched.
+    """An InternVL-type checkpoint through transformers. Greedy decoding; questions are padded on
+    the left and batched.
 
-    Raises `MissingDependency` for a folder that is none, `ConfigError` where its code would have to be trusted.
+    Raises `MissingDependency` for a folder that is none, `ConfigError` where its code would have to
+    be trusted.
     """
 
     START, CONTEXT, END = "<img>", "<IMG_CONTEXT>", "</img>"
@@ -108,23 +123,31 @@ class InternVLBackend:
         path = Path(config.checkpoint)
         if not config.checkpoint or not (path / "config.json").is_file():
             raise MissingDependency(
-                f"reward.checkpoint={config.checkpoint!r} is no model folder (no config.json). Download a released VLAC or "
-                f"InternVL checkpoint and give its folder"
+                f"reward.checkpoint={config.checkpoint!r} is no model folder (no config.json). "
+                "Download a released VLAC or InternVL checkpoint and give its folder"
             )
         self.config, self.device = config, pick_device(config.device, "reward.device")
         kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "")
         dtype = getattr(torch, config.precision) if self.device.type == "cuda" else torch.float32
         remote = kind == "internvl_chat"
         if kind not in ("internvl", "internvl_chat"):
-            raise ConfigError(f"reward.checkpoint={path} has model type {kind!r}, expected 'internvl' or 'internvl_chat'")
+            raise ConfigError(
+                f"reward.checkpoint={path} has model type {kind!r}, expected "
+                "'internvl' or 'internvl_chat'"
+            )
         if remote and not config.trust_remote_code:
             raise ConfigError(
-                f"{path} brings its own model code (internvl_chat). Read that code, then set reward.trust_remote_code=true, "
-                f"or give a checkpoint in the native layout (model type internvl)"
+                f"{path} brings its own model code (internvl_chat). Read that code, then set "
+                "reward.trust_remote_code=true, or give a checkpoint in the native layout (model "
+                "type internvl)"
             )
-        options: dict[str, Any] = {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
+        options: dict[str, Any] = (
+            {"trust_remote_code": True} if remote else {"attn_implementation": config.attention}
+        )
         loader = AutoModel if remote else AutoModelForImageTextToText
-        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=remote, padding_side="left")
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=remote, padding_side="left"
+        )
         model = loader.from_pretrained(path, dtype=dtype, **options).eval().requires_grad_(False)
         self.model = model.to(self.device)  # type: ignore[arg-type] # its decorator in transformers hides that it is a method
         if self.tokenizer.pad_token_id is None:
@@ -144,8 +167,12 @@ class InternVLBackend:
         if not questions:
             return []
         texts = [self._prompt(q) for q in questions]
-        batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
-        pixels = torch.cat([self.pixels(image) for q in questions for image in q.images]).to(self.device, self.dtype)
+        batch = self.tokenizer(
+            texts, return_tensors="pt", padding=True, add_special_tokens=False
+        ).to(self.device)
+        pixels = torch.cat([self.pixels(image) for q in questions for image in q.images]).to(
+            self.device, self.dtype
+        )
         stop: Any = self.tokenizer.convert_tokens_to_ids(self.config.stop)
         ends = [i for i in (stop, self.tokenizer.eos_token_id) if i is not None and i >= 0]
         out = self.model.generate(
@@ -157,29 +184,47 @@ class InternVLBackend:
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=ends or None,
         )
-        # The model's own code (internvl_chat) returns the new tokens alone, transformers' the prompt as well.
+        # The model's own code (internvl_chat) returns the new tokens alone, transformers' the
+        # prompt as well.
         width = batch["input_ids"].shape[1]
-        new = out[:, width:] if out.shape[1] > width and torch.equal(out[:, :width], batch["input_ids"]) else out
+        new = (
+            out[:, width:]
+            if out.shape[1] > width and torch.equal(out[:, :width], batch["input_ids"])
+            else out
+        )
         return self.tokenizer.batch_decode(new, skip_special_tokens=True)
 
     def _prompt(self, question: Question) -> str:
         if question.text.count(IMAGE) != len(question.images):
             raise RewardInputError(
-                f"a question has {question.text.count(IMAGE)} {IMAGE} slots and {len(question.images)} images: check the "
-                f"templates of reward=vlac"
+                f"a question has {question.text.count(IMAGE)} {IMAGE} slots and "
+                f"{len(question.images)} images: check the templates of reward=vlac"
             )
-        image = self.START + self.CONTEXT * self.tokens_per_image + self.END + "\n" * self.config.image_newline
+        image = (
+            self.START
+            + self.CONTEXT * self.tokens_per_image
+            + self.END
+            + "\n" * self.config.image_newline
+        )
         text = question.text.replace(IMAGE, image)
-        return self.bos + self.config.chat_template.replace("{system}", self.config.system).replace("{question}", text)
+        return self.bos + self.config.chat_template.replace("{system}", self.config.system).replace(
+            "{question}", text
+        )
 
     def _own_start(self) -> str:
-        """What the tokenizer by itself puts before a text; a tokenizer without such a habit adds nothing."""
+        """What the tokenizer by itself puts before a text; a tokenizer without such a habit adds
+        nothing."""
         plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = self.tokenizer("a")["input_ids"]
-        return str(self.tokenizer.decode(whole[: whole.index(plain[0])])) if plain and plain[0] in whole else ""
+        return (
+            str(self.tokenizer.decode(whole[: whole.index(plain[0])]))
+            if plain and plain[0] in whole
+            else ""
+        )
 
     def pixels(self, image: Tensor) -> Tensor:
-        """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as VLAC). Resized as PIL does."""
+        """uint8 [H W 3] → float32 [1 3 S S], ImageNet-normalised; the aspect is not kept (as
+        VLAC). Resized as PIL does."""
         from PIL import Image
 
         picture = Image.fromarray(image.cpu().numpy())
@@ -209,8 +254,8 @@ class VLAC(ShapedProgress):
         self._asked = self._invalid = 0
 
     def set_references(self, trajectories: Sequence[Trajectory]) -> None:
-        """Take the first successful trajectory of each task as its example. Raises `RewardInputError` where there is
-        none."""
+        """Take the first successful trajectory of each task as its example. Raises
+        `RewardInputError` where there is none."""
         for t in trajectories:
             if t.success and t.episode.task_id not in self.references:
                 frames = frames_of(t, self.config.camera)
@@ -219,26 +264,33 @@ class VLAC(ShapedProgress):
                 ]
         if not self.references:
             raise RewardInputError(
-                f"reward.reference={self.config.reference!r} holds no successful demonstration to show as an example"
+                f"reward.reference={self.config.reference!r} holds no successful demonstration to "
+                "show as an example"
             )
 
     def _reference(self, trajectory: Trajectory) -> list[Tensor]:
         task = trajectory.episode.task_id
         if self.references and task not in self.references:
             raise RewardInputError(
-                f"the reference examples are of {', '.join(sorted(self.references))}, rollout {trajectory.rollout_id} is of "
-                f"{task!r}: give a reference dataset with that task, or none (reward.reference='')"
+                f"the reference examples are of {', '.join(sorted(self.references))}, rollout "
+                f"{trajectory.rollout_id} is of {task!r}: give a reference dataset with that task, "
+                "or none (reward.reference='')"
             )
         return self.references.get(task, [])
 
-    # ----------------------------------------------------------------------------------------------------------- judging
+    # -------------------------------------------------------------------------------------- judging
     def critics(self, trajectories: Sequence[Trajectory], reverse: bool = False) -> list[Tensor]:
-        """Critic values (percent) float32 [k] between the compared frames of each trajectory, NaN for an invalid reply.
+        """Critic values (percent) float32 [k] between the compared frames of each trajectory, NaN
+        for an invalid reply.
 
         In ``reverse`` the two images are swapped and the reply negated (VROC)."""
         questions, counts = [], []
         for t in trajectories:
-            frames, reference, task = frames_of(t, self.config.camera), self._reference(t), instruction_of(t)
+            frames, reference, task = (
+                frames_of(t, self.config.camera),
+                self._reference(t),
+                instruction_of(t),
+            )
             at = self._compared(len(frames))
             for i, j in itertools.pairwise(at):
                 pair = (frames[j], frames[i]) if reverse else (frames[i], frames[j])
@@ -252,17 +304,22 @@ class VLAC(ShapedProgress):
         return list(numbers.split(counts))
 
     def _compared(self, length: int) -> list[int]:
-        """Frames that are looked at: every ``frame_skip``-th, and the last where ``compare_last`` says so."""
+        """Frames that are looked at: every ``frame_skip``-th, and the last where
+        ``compare_last`` says so."""
         at = list(range(0, length, self.config.frame_skip))
         return at if at[-1] == length - 1 or not self.config.compare_last else [*at, length - 1]
 
     def _ask(self, questions: Sequence[Question]) -> list[str]:
         size = self.config.batch_size
-        return [r for i in range(0, len(questions), size) for r in self.backend.reply(questions[i : i + size])]
+        return [
+            r
+            for i in range(0, len(questions), size)
+            for r in self.backend.reply(questions[i : i + size])
+        ]
 
     def done(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Whether each frame shows the task completed: float32 [t+1] in 0 … 1; 0 for an invalid reply and for one that is
-        not above ``done_threshold``."""
+        """Whether each frame shows the task completed: float32 [t+1] in 0 … 1; 0 for an invalid
+        reply and for one that is not above ``done_threshold``."""
         lengths = [len(t) + 1 for t in trajectories]
         questions = [
             Question(self.config.done_template.replace("{task}", instruction_of(t)), (frame,))
@@ -270,20 +327,31 @@ class VLAC(ShapedProgress):
             for frame in frames_of(t, self.config.camera)
         ]
         replies = [parse_done(r) or 0.0 for r in self._ask(questions)]
-        return list(torch.tensor([r if r > self.config.done_threshold else 0.0 for r in replies]).split(lengths))
+        return list(
+            torch.tensor([r if r > self.config.done_threshold else 0.0 for r in replies]).split(
+                lengths
+            )
+        )
 
     def _curves(self, trajectories: Sequence[Trajectory], reverse: bool) -> list[Tensor]:
         c, out = self.config, []
         judged = self.critics(trajectories, reverse)
-        done = self.done(trajectories) if c.done_weight else [torch.zeros(len(t) + 1) for t in trajectories]
+        done = (
+            self.done(trajectories)
+            if c.done_weight
+            else [torch.zeros(len(t) + 1) for t in trajectories]
+        )
         for t, values, ends in zip(trajectories, judged, done):
             if float(values.isnan().float().mean()) > c.max_invalid:
                 out.append(torch.full((len(t) + 1,), float("nan")))
                 continue
-            critics = dead_zone(values.nan_to_num(0.0).tolist(), c.positive_dead_zone, c.negative_dead_zone)
+            critics = dead_zone(
+                values.nan_to_num(0.0).tolist(), c.positive_dead_zone, c.negative_dead_zone
+            )
             at = self._compared(len(t) + 1)
             curve = torch.zeros(len(t) + 1)
-            for i, v in zip(at, accumulate(critics, c.value_mode)):  # held until the next frame that is looked at
+            # held until the next frame that is looked at
+            for i, v in zip(at, accumulate(critics, c.value_mode)):
                 curve[i:] = min(max(v, 0.0), 100.0) / 100.0
             out.append((1.0 - c.done_weight) * curve + c.done_weight * ends)
         return out
@@ -295,7 +363,9 @@ class VLAC(ShapedProgress):
     def reverse_progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         return self._curves(trajectories, reverse=True)
 
-    def score_figures(self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]) -> dict[str, float]:
+    def score_figures(
+        self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]
+    ) -> dict[str, float]:
         """Invalid replies are counted from the start."""
         return super().score_figures(trajectories, curves) | {
             "reward/invalid_replies": float(self._invalid),

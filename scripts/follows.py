@@ -1,11 +1,13 @@
-"""Does a policy of the embedded suite go where its instruction says? Its first decision, under both instructions of a scene.
+"""Does a policy of the embedded suite go where its instruction says? Its first decision, under both
+instructions of a scene.
 
     python scripts/follows.py CHECKPOINT [CHECKPOINT …] --layouts 100
 
-In each held-out layout of two objects the policy is asked once for either of them. What counts is which of the two its first
-chunk, most likely actions, points to more nearly. "Both": to the right one each time. "One": to the same object whatever was
-asked, so the layout decided and not the instruction. One that never listens has 0 % and 100 %; success alone cannot show it,
-as such a policy is still right half of the time.
+In each held-out layout of two objects the policy is asked once for either of them. What counts is
+which of the two its first chunk, most likely actions, points to more nearly. "Both": to the right
+one each time. "One": to the same object whatever was asked, so the layout decided and not the
+instruction. One that never listens has 0 % and 100 %; success alone cannot show it, as such a
+policy is still right half of the time.
 """
 
 from __future__ import annotations
@@ -27,16 +29,21 @@ from vla_rl.types import EpisodeSpec, Observation
 PAIRS = (("lift_red", "lift_green"), ("place_can", "place_bread"), ("place_milk", "place_cereal"))
 
 
-def asked_for_both(policy: Any, pair: tuple[str, str], layouts: int, **options: Any) -> dict[str, float]:
+def asked_for_both(
+    policy: Any, pair: tuple[str, str], layouts: int, **options: Any
+) -> dict[str, float]:
     """Shares {both, one, neither} of the first ``layouts`` held-out layouts of the pair's scene."""
     simulator = TabletopSimulator(TabletopConfig(tasks=[pair[0]], **options))
     seen = [simulator.start(0, EpisodeSpec(pair[0], i, "held_out")) for i in range(layouts)]
     simulator.close()
     names = [TASKS[task].target for task in pair]
-    ways = np.stack([_ways(pair[0], i, names, o.privileged[:2]) for i, o in enumerate(seen)])  # [layouts 2 2]
+    # [layouts 2 2]
+    ways = np.stack([_ways(pair[0], i, names, o.privileged[:2]) for i, o in enumerate(seen)])
     observation = Observation.from_slots(seen).without_privileged()
     asked = [TASKS[task].spec.held_out_instructions[0] for task in pair]
-    right = [_went(policy, observation, instruction, ways) == at for at, instruction in enumerate(asked)]
+    right = [
+        _went(policy, observation, instruction, ways) == at for at, instruction in enumerate(asked)
+    ]
     both, neither = (right[0] & right[1]).mean(), (~right[0] & ~right[1]).mean()
     return {"both": float(both), "one": float(1.0 - both - neither), "neither": float(neither)}
 
@@ -57,7 +64,9 @@ def _went(policy: Any, observation: Observation, instruction: str, ways: np.ndar
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoints", nargs="+")
     parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--json")
@@ -65,10 +74,15 @@ def main() -> None:
     found = {}
     for checkpoint in arguments.checkpoints:
         policy = load_policy(checkpoint, build.policy_class)
-        found[checkpoint] = {" / ".join(pair): asked_for_both(policy, pair, arguments.layouts) for pair in PAIRS}
+        found[checkpoint] = {
+            " / ".join(pair): asked_for_both(policy, pair, arguments.layouts) for pair in PAIRS
+        }
         print(checkpoint)
         for pair, shares in found[checkpoint].items():
-            print(f"  {pair:26}" + "".join(f"{name} {share:4.0%}   " for name, share in shares.items()))
+            print(
+                f"  {pair:26}"
+                + "".join(f"{name} {share:4.0%}   " for name, share in shares.items())
+            )
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"layouts": arguments.layouts, "found": found}, file, indent=1)

@@ -1,9 +1,10 @@
-"""Makes sim/libero/published.npz with LIBERO's own environment in the loop of published evaluations (sim/libero/verify.py).
+"""Makes sim/libero/published.npz with LIBERO's own environment in the loop of published evaluations
+(sim/libero/verify.py).
 
     python scripts/libero_table.py [--states 3] [--suites libero_spatial ...]
 
-A task takes some 14 CPU seconds for three states. Tasks that the table has with as many states are left as they are, so it
-goes on where it was stopped.
+A task takes some 14 CPU seconds for three states. Tasks that the table has with as many states are
+left as they are, so it goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def rows_of(task: Task, states: int) -> tuple[list[Row], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--states", type=int, default=3, help="of each task")
     parser.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)
     options = parser.parse_args()
@@ -50,8 +53,15 @@ def main() -> None:
             continue
         found, driver = rows_of(task, options.states)
         if about.get("driver", driver) != driver:
-            raise UserError(f"the table was made under {about['driver']}, and this is {driver}: make it anew")
-        about = {**versions, "driver": driver, "assets": copy.digest, "libc": " ".join(platform.libc_ver())}
+            raise UserError(
+                f"the table was made under {about['driver']}, and this is {driver}: make it anew"
+            )
+        about = {
+            **versions,
+            "driver": driver,
+            "assets": copy.digest,
+            "libc": " ".join(platform.libc_ver()),
+        }
         rows = [row for row in rows if row.task != task.task_id] + found
         write_table(TABLE, rows, about)
         print(task.task_id, flush=True)

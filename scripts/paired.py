@@ -1,11 +1,13 @@
-"""Is one checkout slower than another? The same work in both, in turns, with the ratio pair by pair.
+"""Is one checkout slower than another? The same work in both, in turns, with the ratio pair by
+pair.
 
     git worktree add ../before COMMIT
     python scripts/paired.py ../before . --rounds 20 --json out.json
 
-Each tree gets a process that imports its code and stays; the two repeat each piece of work alternately, A B B A, so that a
-drift of the machine meets both. A ratio is B over A of neighbouring repetitions. CPU seconds count on a machine that others
-use too, wall seconds on a quiet one. Both sides return a number made of their results: equal ones tell that the work was.
+Each tree gets a process that imports its code and stays; the two repeat each piece of work
+alternately, A B B A, so that a drift of the machine meets both. A ratio is B over A of neighbouring
+repetitions. CPU seconds count on a machine that others use too, wall seconds on a quiet one. Both
+sides return a number made of their results: equal ones tell that the work was.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from typing import Any
 CASES = ("compose", "act_1", "act_16", "sft", "engine", "ppo", "simulator", "iteration")
 
 
-# --------------------------------------------------------------------------------------------------- in a tree's process
+# ------------------------------------------------------------------------------ in a tree's process
 def work(name: str) -> Callable[[], float]:
-    """A piece of work of that name; each call does it once and returns a number made of its result."""
+    """A piece of work of that name; each call does it once and returns a number made of its
+    result."""
     return globals()[f"_{name.partition('_')[0]}"](*map(int, name.split("_")[1:]))
 
 
@@ -75,7 +78,9 @@ def _sft() -> Callable[[], float]:
     return lambda: imitation.update()["sft/loss"]
 
 
-def _rollout(words: list[str], env_type: str, episodes: int, slots: int) -> tuple[Any, Callable[[], Any]]:
+def _rollout(
+    words: list[str], env_type: str, episodes: int, slots: int
+) -> tuple[Any, Callable[[], Any]]:
     """A config, and a function that rolls out that many episodes of its untrained policy."""
     from sim.inline import InlineEnv
     from vla_rl import build
@@ -91,7 +96,10 @@ def _rollout(words: list[str], env_type: str, episodes: int, slots: int) -> tupl
     env = InlineEnv(build.implementation("env", env_type)(config.env), num_slots=slots)
     policy = build.implementation("policy", "nano_vla")(config.policy, env.embodiment)
     engine = RolloutEngine(env, policy.eval(), config.rollout)
-    specs = [EpisodeSpec(env.tasks[0].task_id, i, seed=i, group_id=i, rollout_id=str(i)) for i in range(episodes)]
+    specs = [
+        EpisodeSpec(env.tasks[0].task_id, i, seed=i, group_id=i, rollout_id=str(i))
+        for i in range(episodes)
+    ]
     collect = engine.collect if hasattr(engine, "collect") else engine.run  # (likewise)
     return (config, env, policy), lambda: collect(specs).trajectories
 
@@ -126,7 +134,8 @@ def _ppo() -> Callable[[], float]:
 
 
 def _iteration() -> Callable[[], float]:
-    """One of RL on the quickstart's task: 32 episodes of 80 control steps, and PPO on their 320 decisions."""
+    """One of RL on the quickstart's task: 32 episodes of 80 control steps, and PPO on their 320
+    decisions."""
     words = ["run=quickstart", "env.horizon=80", "rl.episodes_per_iteration=32"]
     parts, rollout = _rollout(words, "tabletop", 32, 8)
     learn = _learner(parts)
@@ -173,28 +182,41 @@ def serve() -> None:
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(int(repetitions)):
             result = known[name]()
-        print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall, result]), file=sys.__stdout__, flush=True)
+        print(
+            json.dumps([time.process_time() - cpu, time.perf_counter() - wall, result]),
+            file=sys.__stdout__,
+            flush=True,
+        )
 
 
-# ------------------------------------------------------------------------------------------------------- the two of them
+# ---------------------------------------------------------------------------------- the two of them
 class Side:
     def __init__(self, tree: Path) -> None:
         self.tree = tree.resolve()
         env = os.environ | {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=self.tree
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=self.tree,
         )
 
     @property
     def commit(self) -> str:
         done = subprocess.run(
-            ["git", "-C", str(self.tree), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            ["git", "-C", str(self.tree), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.stdout.strip()
 
     def do(self, case: str, repetitions: int) -> tuple[float, float, float]:
-        """(CPU seconds, wall seconds, result) of one piece of work, the mean over ``repetitions``."""
+        """(CPU seconds, wall seconds, result) of one piece of work, the mean over
+        ``repetitions``."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{case} {repetitions}\n")
         self._process.stdin.flush()
@@ -212,7 +234,13 @@ class Side:
 
 def spread(values: list[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": middle, "quarter": low, "three_quarters": high, "min": min(values), "max": max(values)}
+    return {
+        "median": middle,
+        "quarter": low,
+        "three_quarters": high,
+        "min": min(values),
+        "max": max(values),
+    }
 
 
 def shown(ratio: dict[str, float]) -> str:
@@ -234,16 +262,22 @@ def compare(a: Side, b: Side, case: str, rounds: int, seconds: float) -> dict[st
         same = same and of_a[2] == of_b[2]
         pairs.append((of_a, of_b))
     return {
-        "repetitions": repetitions, "rounds": rounds, "same_results": same,
+        "repetitions": repetitions,
+        "rounds": rounds,
+        "same_results": same,
         "cpu_ms": [statistics.median(pair[side][0] for pair in pairs) * 1e3 for side in (0, 1)],
         "cpu_ratio": spread([y[0] / x[0] for x, y in pairs]),
         "wall_ratio": spread([y[1] / x[1] for x, y in pairs]),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trees", nargs="*", type=Path, metavar="TREE", help="A and B: checkouts of this project")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "trees", nargs="*", type=Path, metavar="TREE", help="A and B: checkouts of this project"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--rounds", type=int, default=20, help="pairs of each case")
     parser.add_argument("--seconds", type=float, default=0.25, help="of work a side and round")
@@ -256,15 +290,27 @@ def main() -> None:
         parser.error("name two trees, and at least two rounds")
     sides = [Side(tree) for tree in arguments.trees]
     document: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0], "python": platform.python_version(),
-        "a": sides[0].commit, "b": sides[1].commit, "rounds": arguments.rounds, "cases": {},
-    }  # fmt: skip
-    print(f"{'case':<10} {'A ms':>8} {'B ms':>8}  CPU B/A (half of the rounds)  wall B/A (half)        same results")
+        "date": time.strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "a": sides[0].commit,
+        "b": sides[1].commit,
+        "rounds": arguments.rounds,
+        "cases": {},
+    }
+    print(
+        f"{'case':<10} {'A ms':>8} {'B ms':>8}  CPU B/A (half of the rounds)  wall B/A (half)     "
+        "   same results"
+    )
     for case in arguments.cases:
         found = document["cases"][case] = compare(*sides, case, arguments.rounds, arguments.seconds)
         cpu, wall = (shown(found[name]) for name in ("cpu_ratio", "wall_ratio"))
         same = "yes" if found["same_results"] else "no"
-        print(f"{case:<10} {found['cpu_ms'][0]:>8.2f} {found['cpu_ms'][1]:>8.2f}  {cpu:<28}  {wall:<22}  {same}", flush=True)
+        print(
+            f"{case:<10} {found['cpu_ms'][0]:>8.2f} {found['cpu_ms'][1]:>8.2f}  {cpu:<28}  "
+            f"{wall:<22}  {same}",
+            flush=True,
+        )
     for side in sides:
         side.close()
     if arguments.json:

@@ -1,4 +1,5 @@
-"""The pages of docs/reference/api: signatures and docstrings of what a user imports, read from the syntax trees."""
+"""The pages of docs/reference/api: signatures and docstrings of what a user imports, read from
+the syntax trees."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 from reference_text import page, table
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a user imports from Python: page → (title, what it is for, {module: names; none: every public one}).
+# What a user imports from Python: page → (title, what it is for, {module: names; none: every public
+# one}).
 API = {
     "run": (
         "Python API: runs and checkpoints",
@@ -19,7 +21,12 @@ API = {
             "vla_rl.run.pipeline": ("run_pipeline",),
             "vla_rl.build": ("implementation", "config_class", "names"),
             "vla_rl.checkpoint": (
-                "Checkpointable", "save_checkpoint", "load_policy", "load_weights", "load_training_state", "keep_numbered",
+                "Checkpointable",
+                "save_checkpoint",
+                "load_policy",
+                "load_weights",
+                "load_training_state",
+                "keep_numbered",
             ),
             "vla_rl.errors": (),
         },
@@ -39,7 +46,7 @@ API = {
         "what a component may offer beyond its interface, asked for with `isinstance`",
         {"vla_rl.optional": ()},
     ),
-}  # fmt: skip
+}
 
 
 def _prose(node: ast.AST) -> list[str]:
@@ -55,8 +62,16 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _method(node: ast.FunctionDef) -> str:
-    kinds = [k for k in ("property", "classmethod", "staticmethod") if k in {ast.unparse(d) for d in node.decorator_list}]
-    name = f"{node.name}: {ast.unparse(node.returns)}" if "property" in kinds and node.returns else _signature(node)
+    kinds = [
+        k
+        for k in ("property", "classmethod", "staticmethod")
+        if k in {ast.unparse(d) for d in node.decorator_list}
+    ]
+    name = (
+        f"{node.name}: {ast.unparse(node.returns)}"
+        if "property" in kinds and node.returns
+        else _signature(node)
+    )
     text = " ".join(" ".join(_prose(node)).split())
     return f"- `{name}`{' (' + kinds[0] + ')' if kinds else ''}{': ' + text if text else ''}"
 
@@ -68,12 +83,28 @@ def _entry(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     bases = f"({', '.join(ast.unparse(b) for b in node.bases)})" if node.bases else ""
     fields = [f"    {ast.unparse(n)}" for n in node.body if isinstance(n, ast.AnnAssign)]
     code = [f"class {node.name}{bases}" + (":" if fields else ""), *fields]
-    methods = [_method(n) for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
-    return [f"### {node.name}", "", "```python", *code, "```", "", *_prose(node), "", *methods, *([""] if methods else [])]
+    methods = [
+        _method(n)
+        for n in node.body
+        if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")
+    ]
+    return [
+        f"### {node.name}",
+        "",
+        "```python",
+        *code,
+        "```",
+        "",
+        *_prose(node),
+        "",
+        *methods,
+        *([""] if methods else []),
+    ]
 
 
 def _defined(module: str) -> tuple[ast.Module, dict[str, ast.ClassDef | ast.FunctionDef]]:
-    """The syntax tree of a module, and what it defines; of a package, what it hands on from its own modules too."""
+    """The syntax tree of a module, and what it defines; of a package, what it hands on from its
+    own modules too."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -91,19 +122,41 @@ def _api_page(name: str) -> str:
     for module, names in modules.items():
         tree, found = _defined(module)
         chosen = names or [n for n in found if not n.startswith("_")]
-        lines += [f"## {module}", "", *_prose(tree), "", *(line for n in chosen for line in _entry(found[n]))]
+        lines += [
+            f"## {module}",
+            "",
+            *_prose(tree),
+            "",
+            *(line for n in chosen for line in _entry(found[n])),
+        ]
     return page(title, purpose, lines)
 
 
 def _api_index() -> str:
     rows = []
     for name, (title, purpose, modules) in API.items():
-        rows.append((f"[{title.partition(': ')[2]}](api/{name}.md)", purpose, ", ".join(f"`{m}`" for m in modules)))
+        rows.append(
+            (
+                f"[{title.partition(': ')[2]}](api/{name}.md)",
+                purpose,
+                ", ".join(f"`{m}`" for m in modules),
+            )
+        )
     call = 'folder = run_pipeline(compose(["run=toy", "output_dir=outputs", "name=mine"]))  # report.html is in it'
     imports = ["from vla_rl.config import compose", "from vla_rl.run.pipeline import run_pipeline"]
-    lines = ["A run from Python, as `vla-rl train run=toy name=mine` makes it:", "", "```python", *imports, "", call, "```"]
+    lines = [
+        "A run from Python, as `vla-rl train run=toy name=mine` makes it:",
+        "",
+        "```python",
+        *imports,
+        "",
+        call,
+        "```",
+    ]
     return page(
-        "Python API", "what to import, and where it is described", [*lines, "", *table(("page", "for", "modules"), rows)]
+        "Python API",
+        "what to import, and where it is described",
+        [*lines, "", *table(("page", "for", "modules"), rows)],
     )
 
 

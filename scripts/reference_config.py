@@ -1,7 +1,7 @@
 """The pages of docs/reference/config: every key, its type, its default, what it means.
 
-What a key means stands beside its field: a comment at the end of its line or above it, else the sentence of the class's
-docstring that names it.
+What a key means stands beside its field: a comment at the end of its line or above it, else the
+sentence of the class's docstring that names it.
 """
 
 from __future__ import annotations
@@ -58,19 +58,26 @@ class Key(NamedTuple):
 
 @functools.cache
 def _comments(module: str, name: str) -> dict[str, str]:
-    """{field: comment} of a class: what ends the field's own lines, else the comment lines right above it."""
+    """{field: comment} of a class: what ends the field's own lines, else the comment lines right
+    above it."""
     source = inspect.getsource(importlib.import_module(module))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found = {}
     for t in tokens:
         if t.type == tokenize.COMMENT and not t.string.startswith(("# fmt:", "# type:")):
             found[t.start[0]] = (t.string.lstrip("# "), not t.line[: t.start[1]].strip())
-    node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef) and n.name == name)
+    node = next(
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef) and n.name == name
+    )
     result = {}
     for field in node.body:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
-        own = [found[i][0] for i in range(field.lineno, (field.end_lineno or field.lineno) + 1) if i in found]
+        own = [
+            found[i][0]
+            for i in range(field.lineno, (field.end_lineno or field.lineno) + 1)
+            if i in found
+        ]
         line, above = field.lineno - 1, []
         while line in found and found[line][1]:
             above.insert(0, found[line][0])
@@ -97,7 +104,16 @@ def meaning(cls: type, name: str) -> str:
     owner = _owner(cls, name)
     if text := _comments(owner.__module__, owner.__name__).get(name):
         return text
-    return next((s for c in cls.__mro__ if dataclasses.is_dataclass(c) for s in _sentences(c) if f"``{name}``" in s), "")
+    return next(
+        (
+            s
+            for c in cls.__mro__
+            if dataclasses.is_dataclass(c)
+            for s in _sentences(c)
+            if f"``{name}``" in s
+        ),
+        "",
+    )
 
 
 def _type(hint: Any) -> str:
@@ -127,27 +143,45 @@ def shown(value: Any) -> str:
         value = f"[{', '.join(str(v) for v in value)}]"
     text = '""' if value == "" else " ".join(str(value).split())
     text = text if len(text) <= 48 else text[:45] + "..."
-    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    return (
+        f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    )
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return (
+        field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else field.default
+    )
 
 
 def _nested(hint: Any) -> type | None:
     """The dataclass that a field holds, or may hold."""
-    return next((h for h in (hint, *typing.get_args(hint)) if isinstance(h, type) and dataclasses.is_dataclass(h)), None)
+    return next(
+        (
+            h
+            for h in (hint, *typing.get_args(hint))
+            if isinstance(h, type) and dataclasses.is_dataclass(h)
+        ),
+        None,
+    )
 
 
-def keys(cls: type, prefix: str = "", instance: Any = None, only: Sequence[str] | None = None) -> Iterator[Key]:
-    """Every key of a dataclass, those of nested ones with their path; ``instance`` has defaults of its own."""
+def keys(
+    cls: type, prefix: str = "", instance: Any = None, only: Sequence[str] | None = None
+) -> Iterator[Key]:
+    """Every key of a dataclass, those of nested ones with their path; ``instance`` has defaults
+    of its own."""
     for field in dataclasses.fields(cls):
         if only is not None and field.name not in only:
             continue
         hint = typing.get_type_hints(_owner(cls, field.name))[field.name]
         value = getattr(instance, field.name) if instance is not None else _default(field)
         if inner := _nested(hint):
-            yield from keys(inner, f"{prefix}{field.name}.", value if isinstance(value, inner) else None)
+            yield from keys(
+                inner, f"{prefix}{field.name}.", value if isinstance(value, inner) else None
+            )
         else:
             text = meaning(cls, field.name).removeprefix(f"``{field.name}``: ")
             yield Key(prefix + field.name, _type(hint), shown(value), text)
@@ -156,8 +190,12 @@ def keys(cls: type, prefix: str = "", instance: Any = None, only: Sequence[str] 
 def _key_table(rows: Sequence[Key]) -> list[str]:
     """A sentence that tells of several keys stands beside the first of them."""
     first: dict[str, str] = {}
-    told = [k.meaning if first.setdefault(k.meaning, k.name) == k.name or "``" not in k.meaning
-            else f"see ``{first[k.meaning]}``" for k in rows]  # fmt: skip
+    told = [
+        k.meaning
+        if first.setdefault(k.meaning, k.name) == k.name or "``" not in k.meaning
+        else f"see ``{first[k.meaning]}``"
+        for k in rows
+    ]
     cells = [(f"`{k.name}`", k.type, k.default, cell(text)) for k, text in zip(rows, told)]
     return table(("key", "type", "default", "meaning"), cells)
 
@@ -188,7 +226,11 @@ def _type_of(group: str, path: Path) -> str:
     if own:
         return str(own)
     for base in tree.get("defaults", []):
-        base = base if isinstance(base, str) else next((v for k, v in base.items() if k.split("@")[0].endswith(group)), "")
+        base = (
+            base
+            if isinstance(base, str)
+            else next((v for k, v in base.items() if k.split("@")[0].endswith(group)), "")
+        )
         if (path.parent / f"{base}.yaml").exists():
             return _type_of(group, path.parent / f"{base}.yaml")
     return "?"
@@ -196,8 +238,16 @@ def _type_of(group: str, path: Path) -> str:
 
 def _presets(group: str) -> list[str]:
     files = sorted((ROOT / "configs" / group).glob("*.yaml"))
-    rows = [(f"`{group}={f.stem}`", f"`{_type_of(group, f)}`", cell(_sentence(_header(f)))) for f in files]
-    return [f"Presets, files of `configs/{group}/`:", "", *table(("preset", "type", "what it is"), rows), ""]
+    rows = [
+        (f"`{group}={f.stem}`", f"`{_type_of(group, f)}`", cell(_sentence(_header(f))))
+        for f in files
+    ]
+    return [
+        f"Presets, files of `configs/{group}/`:",
+        "",
+        *table(("preset", "type", "what it is"), rows),
+        "",
+    ]
 
 
 def _sentence(text: str) -> str:
@@ -235,9 +285,12 @@ def _group_page(group: str) -> str:
     shared = {b: classes.get(b, []) for b in bases if b in classes or bases.count(b) > 1}
     classes = {**{b: names for b, names in shared.items() if not names}, **classes}
     lines = [
-        f"`{group}.type` names one of these, or a class of your own as `package.module:Class`; `{group}=PRESET` chooses",
-        f"a preset, and `{group}.KEY=VALUE` sets a key that stands below.", "", *_presets(group),
-    ]  # fmt: skip
+        f"`{group}.type` names one of these, or a class of your own as `package.module:Class`; "
+        f"`{group}=PRESET` chooses",
+        f"a preset, and `{group}.KEY=VALUE` sets a key that stands below.",
+        "",
+        *_presets(group),
+    ]
     for cls in classes:
         lines += _config_section(classes, cls)
     return page(f"Config: `{group}`", f"the keys and presets of `{group}`, {GROUPS[group]}", lines)
@@ -254,14 +307,30 @@ def _run_page() -> str:
     lines: list[str] = []
     hints = typing.get_type_hints(RunConfig)
     for part, rows in by_part.items():
-        lines += [f"## {part or 'The run'}", "", *(_introduction(hints[part]) if part else []), *_key_table(rows), ""]
+        lines += [
+            f"## {part or 'The run'}",
+            "",
+            *(_introduction(hints[part]) if part else []),
+            *_key_table(rows),
+            "",
+        ]
     return page("Config: the run", "every key that belongs to no component", lines)
 
 
 def _robot_page() -> str:
-    lines = ["Keys of `vla-rl robot run`, `teach`, `learn` and `doctor`. `robot=NAME` takes a file of `configs/robot/`.", ""]
+    lines = [
+        "Keys of `vla-rl robot run`, `teach`, `learn` and `doctor`. `robot=NAME` takes a file of "
+        "`configs/robot/`.",
+        "",
+    ]
     files = sorted((ROOT / "configs" / "robot").glob("*.yaml"))
-    lines += [*table(("preset", "what it is"), [(f"`robot={f.stem}`", cell(_sentence(_header(f)))) for f in files]), ""]
+    lines += [
+        *table(
+            ("preset", "what it is"),
+            [(f"`robot={f.stem}`", cell(_sentence(_header(f)))) for f in files],
+        ),
+        "",
+    ]
     for place, path in ROBOT.items():
         cls = build.attribute(path)
         prefix = f"{place}." if place else ""
@@ -272,31 +341,47 @@ def _robot_page() -> str:
 
 def _runs_page() -> str:
     files = sorted((ROOT / "configs" / "run").glob("*.yaml"))
-    lines = ["`vla-rl train run=NAME` starts one; every key can be changed behind it. Files of `configs/run/`.", ""]
+    lines = [
+        "`vla-rl train run=NAME` starts one; every key can be changed behind it. Files of "
+        "`configs/run/`.",
+        "",
+    ]
     lines += table(("run", "what it is"), [(f"`run={f.stem}`", cell(_header(f))) for f in files])
     return page("Named runs", "the runs that are ready to start", lines)
 
 
 def _config_index() -> str:
-    rows = [("[the run](config/run.md)", "phases, budgets, slots, replay, evaluation: all that belongs to no component")]
+    rows = [
+        (
+            "[the run](config/run.md)",
+            "phases, budgets, slots, replay, evaluation: all that belongs to no component",
+        )
+    ]
     rows += [(f"[`{group}`](config/{group}.md)", what) for group, what in GROUPS.items()]
     rows += [("[named runs](config/named_runs.md)", "the files of `configs/run/`")]
     rows += [("[a robot session](config/robot.md)", "the keys of `vla-rl robot`")]
     lines = [
-        "A run's config is composed of YAML by Hydra and checked by a dataclass per component. `vla-rl train` takes",
-        "overrides: `run=NAME` chooses a named run, `GROUP=PRESET` a component's preset, `KEY=VALUE` sets one value, as in",
-        "`vla-rl train run=quickstart seed=1 algorithm.learning_rate=3e-4`. An unknown key is refused with a hint.",
-        "", *table(("page", "keys of"), rows),
-    ]  # fmt: skip
+        "A run's config is composed of YAML by Hydra and checked by a dataclass per component. "
+        "`vla-rl train` takes",
+        "overrides: `run=NAME` chooses a named run, `GROUP=PRESET` a component's preset, "
+        "`KEY=VALUE` sets one value, as in",
+        "`vla-rl train run=quickstart seed=1 algorithm.learning_rate=3e-4`. An unknown key is "
+        "refused with a hint.",
+        "",
+        *table(("page", "keys of"), rows),
+    ]
     return page("Config keys", "where each key of a config is described", lines)
 
 
 def config_pages() -> dict[str, str]:
     """{path below docs/reference: text}."""
     return {
-        "config.md": _config_index(), "config/run.md": _run_page(), "config/named_runs.md": _runs_page(),
-        "config/robot.md": _robot_page(), **{f"config/{group}.md": _group_page(group) for group in GROUPS},
-    }  # fmt: skip
+        "config.md": _config_index(),
+        "config/run.md": _run_page(),
+        "config/named_runs.md": _runs_page(),
+        "config/robot.md": _robot_page(),
+        **{f"config/{group}.md": _group_page(group) for group in GROUPS},
+    }
 
 
 def _schemas() -> Iterator[type]:
@@ -307,7 +392,9 @@ def _schemas() -> Iterator[type]:
 
 def untitled() -> list[str]:
     """Presets and named runs without a comment at their head."""
-    files = sorted(f for group in (*GROUPS, "robot", "run") for f in (ROOT / "configs" / group).glob("*.yaml"))
+    files = sorted(
+        f for group in (*GROUPS, "robot", "run") for f in (ROOT / "configs" / group).glob("*.yaml")
+    )
     return [str(f.relative_to(ROOT)) for f in files if not _header(f)]
 
 

@@ -9,7 +9,8 @@ NOTE = "<!-- Written by scripts/reference.py from the source; `make docs` writes
 
 
 def cell(text: str) -> str:
-    """``text`` for a cell of a Markdown table: no bars, and nothing that reads as markup outside of code."""
+    """``text`` for a cell of a Markdown table: no bars, and nothing that reads as markup outside
+    of code."""
     parts = re.split(r"(`[^`]*`)", re.sub(r"``(.+?)``", r"`\1`", " ".join(text.split())))
     plain = (p if p.startswith("`") else re.sub(r"([*<])", r"\\\1", p) for p in parts)
     return "".join(plain).replace(" | ", " / ").replace("|", "&#124;")
@@ -22,4 +23,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def page(title: str, purpose: str, lines: Sequence[str]) -> str:
     """A generated page, which says at its head what it is for."""
-    return "\n".join([f"# {title}", "", f"*Reference: {purpose}.*", "", NOTE, "", *lines]).rstrip() + "\n"
+    return (
+        "\n".join([f"# {title}", "", f"*Reference: {purpose}.*", "", NOTE, "", *lines]).rstrip()
+        + "\n"
+    )

@@ -1,4 +1,5 @@
-"""Who imports whom among the rooms of `vla_rl` (its packages and its single files): arrows, circles, and what one arrow is.
+"""Who imports whom among the rooms of `vla_rl` (its packages and its single files): arrows,
+circles, and what one arrow is.
 
     python scripts/rooms.py                    the rooms, their arrows and the circles among them
     python scripts/rooms.py learning rewards   the imports that the arrow from learning to rewards stands for
@@ -22,7 +23,10 @@ def arrows() -> dict[tuple[str, str], list[tuple[str, str]]]:
     found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for importer in sorted(graph.modules):
         for imported in sorted(graph.find_modules_directly_imported_by(importer)):
-            if len(ends := [m.split(".")[1] for m in (importer, imported) if m != PACKAGE]) == 2 and ends[0] != ends[1]:
+            if (
+                len(ends := [m.split(".")[1] for m in (importer, imported) if m != PACKAGE]) == 2
+                and ends[0] != ends[1]
+            ):
                 found[ends[0], ends[1]].append((importer, imported))
     return dict(found)
 
@@ -35,7 +39,10 @@ def circles(pairs: set[tuple[str, str]]) -> list[set[str]]:
         for room in rooms:
             if middle in reached[room]:
                 reached[room] |= reached[middle]
-    found = {frozenset({room, *(other for other in reached[room] if room in reached[other])}) for room in rooms}
+    found = {
+        frozenset({room, *(other for other in reached[room] if room in reached[other])})
+        for room in rooms
+    }
     return sorted((set(circle) for circle in found if len(circle) > 1), key=len, reverse=True)
 
 
@@ -49,8 +56,14 @@ def main(arguments: list[str]) -> None:
     for room in sorted({room for pair in pairs for room in pair}):
         print(f"{room:<12} uses {', '.join(b for a, b in sorted(pairs) if a == room) or 'none'}")
     both = sorted(pair for pair in pairs if pair[::-1] in pairs and pair[0] < pair[1])
-    print(f"\n{len({r for p in pairs for r in p})} rooms, {len(pairs)} arrows, {len(both)} pairs that use each other")
-    print("\n".join(f"a circle of {len(c)}: {', '.join(sorted(c))}" for c in circles(pairs)) or "no circle")
+    print(
+        f"\n{len({r for p in pairs for r in p})} rooms, {len(pairs)} arrows, {len(both)} pairs "
+        "that use each other"
+    )
+    print(
+        "\n".join(f"a circle of {len(c)}: {', '.join(sorted(c))}" for c in circles(pairs))
+        or "no circle"
+    )
 
 
 if __name__ == "__main__":

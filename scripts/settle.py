@@ -3,8 +3,9 @@
     python scripts/settle.py outputs/libero_object_nano settled --updates 200
     vla-rl eval outputs/libero_object_nano/checkpoints/rl --compare settled --episodes-per-task 20
 
-The policy of `checkpoints/rl` imitates what the run's memory holds, and the run's demonstrations, in so many updates more,
-with a learning rate that falls by a cosine to a fiftieth. The result is a checkpoint of its own; the run is only read.
+The policy of `checkpoints/rl` imitates what the run's memory holds, and the run's demonstrations,
+in so many updates more, with a learning rate that falls by a cosine to a fiftieth. The result is a
+checkpoint of its own; the run is only read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from vla_rl.monitoring.progress import Progress
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path, help="where the checkpoint goes")
     parser.add_argument("--updates", type=int, default=200)
@@ -31,7 +34,10 @@ def main() -> None:
     config = configs.load(options.run / "config.yaml")
     memory = getattr(config.algorithm, "memory", None)
     if memory is None or not memory.episodes:
-        parser.error(f"{options.run} keeps no successes: name a run whose algorithm.memory.episodes is above 0")
+        parser.error(
+            f"{options.run} keeps no successes: name a run whose algorithm.memory.episodes "
+            "is above 0"
+        )
     memory.updates, memory.min_learning_rate_fraction = options.updates, 0.02
     config.output_dir, config.name = str(options.run.resolve().parent), options.run.resolve().name
     with contextlib.ExitStack() as resources:

@@ -1,6 +1,8 @@
-"""What the site of the docs (mkdocs.yml) takes from the repository: its menu from docs/README.md, and links out of docs/.
+"""What the site of the docs (mkdocs.yml) takes from the repository: its menu from docs/README.md,
+and links out of docs/.
 
-The same Markdown is read in the repository, where a link may lead to a source file; on the site it becomes that file's name.
+The same Markdown is read in the repository, where a link may lead to a source file; on the site it
+becomes that file's name.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ _log = logging.getLogger("mkdocs.hooks.site")
 
 
 def menu(index: str) -> list[Any]:
-    """The menu: a section for each heading of the index, a page for each row of its table, its further links below."""
+    """The menu: a section for each heading of the index, a page for each row of its table, its
+    further links below."""
     sections: list[Any] = []
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         title, _, rows = part.partition("\n")

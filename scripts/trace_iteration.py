@@ -1,10 +1,12 @@
-"""What a reader of one RL iteration has to read: the functions that a traced iteration of the toy run enters.
+"""What a reader of one RL iteration has to read: the functions that a traced iteration of the toy
+run enters.
 
     python scripts/trace_iteration.py [OVERRIDE …]
 
-Trains ``run=toy`` in a temporary folder and traces the main thread through the second iteration (the first fills caches).
-Prints functions, files and lines entered, by room, as the code is today; nothing is bounded by it. A line counts once,
-however often it is entered, and with all lines of its function. What a worker process or another thread does is not seen.
+Trains ``run=toy`` in a temporary folder and traces the main thread through the second iteration
+(the first fills caches). Prints functions, files and lines entered, by room, as the code is today;
+nothing is bounded by it. A line counts once, however often it is entered, and with all lines of its
+function. What a worker process or another thread does is not seen.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ def traced(act: Callable[[], Any]) -> set[CodeType]:
     finally:
         sys.setprofile(None)
     roots = tuple(str(ROOT / package) for package in PACKAGES)
-    return {code for code in entered if code.co_filename.startswith(roots) and code.co_name != "<module>"}
+    return {
+        code
+        for code in entered
+        if code.co_filename.startswith(roots) and code.co_name != "<module>"
+    }
 
 
 def lines(codes: set[CodeType]) -> dict[str, set[int]]:
@@ -47,7 +53,9 @@ def lines(codes: set[CodeType]) -> dict[str, set[int]]:
     found: dict[str, set[int]] = defaultdict(set)
     for code in codes:
         last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
-        found[str(Path(code.co_filename).relative_to(ROOT))] |= set(range(code.co_firstlineno, last + 1))
+        found[str(Path(code.co_filename).relative_to(ROOT))] |= set(
+            range(code.co_firstlineno, last + 1)
+        )
     return dict(found)
 
 
@@ -78,7 +86,9 @@ def second_iteration(overrides: list[str]) -> set[CodeType]:
         setattr(OnlineRL, name, wrapped(name))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run_pipeline(compose(["run=toy", *overrides, "rl.iterations=2", f"output_dir={folder}"]))
+            run_pipeline(
+                compose(["run=toy", *overrides, "rl.iterations=2", f"output_dir={folder}"])
+            )
     finally:
         for name in steps:
             setattr(OnlineRL, name, plain[name])
@@ -91,9 +101,13 @@ def main(overrides: list[str]) -> None:
     for file, numbers in lines(codes).items():
         by_room[room(file)][0] += 1
         by_room[room(file)][1] += len(numbers)
-    functions = [code for code in codes if not code.co_name.startswith("<")]  # not comprehensions and lambdas
-    print(f"one iteration enters {len(functions)} functions in {sum(f for f, _ in by_room.values())} files, "
-          f"{sum(n for _, n in by_room.values())} lines")  # fmt: skip
+    # not comprehensions and lambdas
+    functions = [code for code in codes if not code.co_name.startswith("<")]
+    print(
+        f"one iteration enters {len(functions)} functions in "
+        f"{sum(f for f, _ in by_room.values())} files, {sum(n for _, n in by_room.values())} "
+        "lines"
+    )
     for name, (files, count) in sorted(by_room.items(), key=lambda row: -row[1][1]):
         print(f"  {name:24} {files:3} files {count:5} lines")
 

@@ -1,6 +1,8 @@
-"""Calls in worker processes, which may run under another Python (`sim.interpreter`); answers come in the order of the calls.
+"""Calls in worker processes, which may run under another Python (`sim.interpreter`); answers come
+in the order of the calls.
 
-`concurrent.futures` does not do here: what it hands to its workers differs between versions of Python.
+`concurrent.futures` does not do here: what it hands to its workers differs between versions of
+Python.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ _NOTHING = object()
 
 
 class Calls:
-    """``workers`` processes, each of which makes something with ``setup()`` once and then serves ``function(made, x)``.
+    """``workers`` processes, each of which makes something with ``setup()`` once and then serves
+    ``function(made, x)``.
 
-    What is sent must be picklable by name. Close it after use, or use it as a context manager. ``died`` is what a
-    `UserError` says when a worker ends by itself; ``python`` their executable (empty: this one).
+    What is sent must be picklable by name. Close it after use, or use it as a context manager.
+    ``died`` is what a `UserError` says when a worker ends by itself; ``python`` their executable
+    (empty: this one).
     """
 
-    def __init__(self, setup: Callable[[], Any], workers: int = 1, *, died: str, python: str = "") -> None:
+    def __init__(
+        self, setup: Callable[[], Any], workers: int = 1, *, died: str, python: str = ""
+    ) -> None:
         check_python(python)
         self._died, self._asked = died, 0
         self._workers: dict[connection.Connection, BaseProcess] = {}
@@ -67,20 +73,33 @@ class Calls:
     def one(self, function: Callable[[Any, Any], Any], x: Any = None) -> Any:
         return next(self.ordered(function, [x]))
 
-    def ordered(self, function: Callable[[Any, Any], Any], arguments: Iterable[Any]) -> Iterator[Any]:
-        """``function(made, x)`` of each x (there may be endlessly many) in their order; some are worked on ahead.
+    def ordered(
+        self, function: Callable[[Any, Any], Any], arguments: Iterable[Any]
+    ) -> Iterator[Any]:
+        """``function(made, x)`` of each x (there may be endlessly many) in their order; some are
+        worked on ahead.
 
-        Raises the `UserError` of a setup or call at its turn, RuntimeError for whatever else they raised.
+        Raises the `UserError` of a setup or call at its turn, RuntimeError for whatever else they
+        raised.
         """
         coming, first = iter(arguments), self._asked
         answers: dict[int, tuple[bool, Any]] = {}
         wanted, x = first, next(coming, _NOTHING)
         while x is not _NOTHING or wanted < self._asked:
-            while x is not _NOTHING and self._idle and self._asked - wanted < _AHEAD * len(self._workers):
+            while (
+                x is not _NOTHING
+                and self._idle
+                and self._asked - wanted < _AHEAD * len(self._workers)
+            ):
                 self._ask(function, x)
                 x = next(coming, _NOTHING)
-            if wanted not in answers:  # (answers to calls that nobody waits for any more are left out)
-                answers |= {number: (good, answer) for number, good, answer in self._answers() if number >= first}
+            # (answers to calls that nobody waits for any more are left out)
+            if wanted not in answers:
+                answers |= {
+                    number: (good, answer)
+                    for number, good, answer in self._answers()
+                    if number >= first
+                }
                 continue
             good, answer = answers.pop(wanted)
             wanted += 1
@@ -97,7 +116,8 @@ class Calls:
         self._asked += 1
 
     def _answers(self) -> Iterator[tuple[int, bool, Any]]:
-        """(number of the call, whether it went well, what it returned or raised) of those that ended meanwhile."""
+        """(number of the call, whether it went well, what it returned or raised) of those that
+        ended meanwhile."""
         ready = set(connection.wait(list(self._workers)))
         for conn in [conn for conn in self._workers if conn in ready]:
             try:
@@ -119,14 +139,17 @@ def _work(conn: connection.Connection, setup: Callable[[], Any]) -> None:
         while (request := conn.recv()) is not None:
             number, function, x = request
             try:
-                answer = (number, True, function(made, x)) if failed is None else (number, False, failed)
+                answer = (
+                    (number, True, function(made, x)) if failed is None else (number, False, failed)
+                )
             except Exception as error:
                 answer = (number, False, describe(error))
             conn.send(answer)
 
 
 def check_machine(config: Any, python: str) -> None:
-    """``config.check_machine()`` of an env's config, under the Python that its workers run under (empty: this one)."""
+    """``config.check_machine()`` of an env's config, under the Python that its workers run under
+    (empty: this one)."""
     if not python:
         config.check_machine()
         return

@@ -1,8 +1,9 @@
-"""How an episode of pick-and-place failed, told from what a simulator sees at every control step (standard library only).
+"""How an episode of pick-and-place failed, told from what a simulator sees at every control step
+(standard library only).
 
-docs/how_to/evaluation.md says it in the words of users. Both the embedded suite and LIBERO feed the same tracker;
-what they know of an object reaches it through `Facts`. Contacts are asked for only while an object is off its place
-or in the hand, so that most control steps cost a few comparisons.
+docs/how_to/evaluation.md says it in the words of users. Both the embedded suite and LIBERO feed the
+same tracker; what they know of an object reaches it through `Facts`. Contacts are asked for only
+while an object is off its place or in the hand, so that most control steps cost a few comparisons.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 LIFTED = 0.01  # metres above the lowest place where an object has been
-FALL = 0.08  # metres that an object may fall after the fingers have opened and still count as put down
+# metres that an object may fall after the fingers have opened and still count as put down
+FALL = 0.08
 RIM_FALL = 0.20  # the same for goals inside something, over whose rim things are let go
 AT_REST = 0.05  # m/s
-SET_DOWN_STEPS = 10  # control steps after contact is lost in which opening the gripper shows that the object was put down
+# control steps after contact is lost in which opening the gripper shows that the object was put
+# down
+SET_DOWN_STEPS = 10
 
 
 class Facts(Protocol):
@@ -55,20 +59,24 @@ class _Past:
         self.held, self.slipped, self.let_go_at, self.since = False, not opening, height, 0
 
     def look_back(self, height: float, opening: bool) -> None:
-        """Fingers may lose what they set down just before they open: without a fall that is no slip."""
+        """Fingers may lose what they set down just before they open: without a fall that is no
+        slip."""
         self.since += 1
         if opening and self.since <= SET_DOWN_STEPS and self.let_go_at - height < LIFTED:
             self.slipped = False
 
 
 class FailureTracker:
-    """Watches one episode; `update` after every control step, `verdict` when it ended without success.
+    """Watches one episode; `update` after every control step, `verdict` when it ended without
+    success.
 
-    ``targets`` {object to move: metres that it may fall after the fingers have opened and still count as put down; None
-    where nothing is to be put down}; ``others``: objects to be left alone.
+    ``targets`` {object to move: metres that it may fall after the fingers have opened and still
+    count as put down; None where nothing is to be put down}; ``others``: objects to be left alone.
     """
 
-    def __init__(self, facts: Facts, targets: Mapping[str, float | None], others: Iterable[str]) -> None:
+    def __init__(
+        self, facts: Facts, targets: Mapping[str, float | None], others: Iterable[str]
+    ) -> None:
         self._facts, self._targets = facts, dict(targets)
         self._others = [name for name in others if name not in self._targets]
         self._past = {name: _Past(facts.height(name)) for name in (*self._targets, *self._others)}
@@ -94,7 +102,8 @@ class FailureTracker:
                 past.held = past.lifted = True
 
     def verdict(self) -> str:
-        """One of `vla_rl.specs.FAILURE_KINDS`, for the objects that are not where the task wants them."""
+        """One of `vla_rl.specs.FAILURE_KINDS`, for the objects that are not where the task wants
+        them."""
         pending = [name for name in self._targets if not self._facts.at_goal(name)]
         if not pending:
             return "out_of_time"
@@ -104,7 +113,9 @@ class FailureTracker:
             return next((kind for kind in kinds if kind != "out_of_time"), "out_of_time")
         if any(self._past[name].lifted for name in self._others):
             return "wrong_object"
-        return "missed_grasp" if any(self._past[name].reached for name in pending) else "never_reached"
+        return (
+            "missed_grasp" if any(self._past[name].reached for name in pending) else "never_reached"
+        )
 
     def _after_lift(self, name: str) -> str:
         facts, past, fall = self._facts, self._past[name], self._targets[name]

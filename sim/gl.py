@@ -1,8 +1,8 @@
 """Choosing an OpenGL backend for off-screen rendering, before anything imports mujoco.
 
-mujoco and robosuite read ``MUJOCO_GL`` once, when they are imported. `ensure_backend` sets it: the user's own choice is
-kept, else the first backend that can render in a child process is taken. A child process tries each candidate because a
-broken GL driver may end the process that loads it.
+mujoco and robosuite read ``MUJOCO_GL`` once, when they are imported. `ensure_backend` sets it: the
+user's own choice is kept, else the first backend that can render in a child process is taken. A
+child process tries each candidate because a broken GL driver may end the process that loads it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from vla_rl.errors import MissingDependency
 
 CANDIDATES = ("egl", "osmesa")
 PACKAGES = {"egl": "libegl1", "osmesa": "libosmesa6"}
-_WINDOWS = ("glfw", "glx", "1", "on", "true", "enable", "enabled")  # words for backends that draw in a window
+# words for backends that draw in a window
+_WINDOWS = ("glfw", "glx", "1", "on", "true", "enable", "enabled")
 _OFF = ("0", "off", "false", "disable", "disabled")
-_REMEMBERED = "VLA_RL_MUJOCO_GL"  # what a parent process found, so that its workers need not probe again
+# what a parent process found, so that its workers need not probe again
+_REMEMBERED = "VLA_RL_MUJOCO_GL"
 
-# Standard library only (python -I -S): some tens of milliseconds. The steps are those of mujoco's own contexts.
+# Standard library only (python -I -S): some tens of milliseconds. The steps are those of mujoco's
+# own contexts.
 _PROBES = {
     "egl": """
 import ctypes as c
@@ -68,7 +71,8 @@ assert mesa.OSMesaCreateContextExt(0x1908, 24, 8, 0, None), "no OSMesa context"
 
 
 def probe_backend(backend: str, timeout: float = 60.0) -> str | None:
-    """Make a context of ``backend`` ("egl" or "osmesa") in a child process; None where it works, else what it said."""
+    """Make a context of ``backend`` ("egl" or "osmesa") in a child process; None where it works,
+    else what it said."""
     command = [sys.executable, "-I", "-S", "-c", _PROBES[backend]]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -81,9 +85,11 @@ def probe_backend(backend: str, timeout: float = 60.0) -> str | None:
 
 
 def choose_backend() -> str:
-    """The backend to render with: ``MUJOCO_GL`` where the user set it, else the first of `CANDIDATES` that works.
+    """The backend to render with: ``MUJOCO_GL`` where the user set it, else the first of
+    `CANDIDATES` that works.
 
-    Raises `MissingDependency`, which names the Debian packages, where none of them works, or the user's own cannot.
+    Raises `MissingDependency`, which names the Debian packages, where none of them works, or the
+    user's own cannot.
     """
     chosen, known = os.environ.get("MUJOCO_GL", "").strip().lower(), os.environ.get(_REMEMBERED, "")
     if chosen and chosen != known:
@@ -99,30 +105,41 @@ def choose_backend() -> str:
     detail = "; ".join(f"{backend}: {problem}" for backend, problem in failures.items())
     packages = " or ".join(PACKAGES[b] for b in CANDIDATES)
     raise MissingDependency(
-        f"No OpenGL backend can render off-screen here ({detail}). Install {packages}: "
-        f"apt-get install {PACKAGES['egl']} {PACKAGES['osmesa']}, or set MUJOCO_GL to a backend that works."
+        f"No OpenGL backend can render off-screen here ({detail}). Install {packages}: apt-get "
+        f"install {PACKAGES['egl']} {PACKAGES['osmesa']}, or set MUJOCO_GL to a backend that works."
     )
 
 
 def _require_backend(chosen: str) -> None:
-    """Raise `MissingDependency` where what the user set as ``MUJOCO_GL`` is no backend, or draws nothing here."""
+    """Raise `MissingDependency` where what the user set as ``MUJOCO_GL`` is no backend, or draws
+    nothing here."""
     remedy = "Unset MUJOCO_GL to choose one automatically, or set it to egl or osmesa"
     if chosen in CANDIDATES:
         problem = probe_backend(chosen)
         if problem is not None:
-            problem = f"cannot render off-screen here ({problem}); it needs {PACKAGES[chosen]} (apt-get install)"
+            problem = (
+                f"cannot render off-screen here ({problem}); it needs {PACKAGES[chosen]} (apt-get "
+                "install)"
+            )
     elif chosen in _WINDOWS:
         displays = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-        problem = None if displays else "draws in a window, and there is no display (DISPLAY is not set)"
+        problem = (
+            None if displays else "draws in a window, and there is no display (DISPLAY is not set)"
+        )
     else:
-        problem = "switches rendering off, and a policy needs pictures" if chosen in _OFF else "is no OpenGL backend"
+        problem = (
+            "switches rendering off, and a policy needs pictures"
+            if chosen in _OFF
+            else "is no OpenGL backend"
+        )
     if problem is not None:
         raise MissingDependency(f"MUJOCO_GL={chosen} {problem}. {remedy}.")
 
 
 @functools.lru_cache(maxsize=1)
 def ensure_backend() -> str:
-    """Fix the backend for this process and its children, before mujoco or robosuite is imported; returns its name."""
+    """Fix the backend for this process and its children, before mujoco or robosuite is imported;
+    returns its name."""
     backend = choose_backend()
     os.environ["MUJOCO_GL"] = backend
     os.environ[_REMEMBERED] = backend
@@ -132,12 +149,15 @@ def ensure_backend() -> str:
 
 
 def make_context(size: int) -> Any:
-    """A GL context of the chosen backend, whatever backend mujoco itself settled on when it was imported.
+    """A GL context of the chosen backend, whatever backend mujoco itself settled on when it was
+    imported.
 
-    Raises `MissingDependency` where the backend (``MUJOCO_GL`` as the user set it, say) cannot make one.
+    Raises `MissingDependency` where the backend (``MUJOCO_GL`` as the user set it, say) cannot make
+    one.
     """
     backend = ensure_backend()
-    if multiprocessing.parent_process() is not None:  # a worker: the cores belong to the workers, not to Mesa's threads
+    # a worker: the cores belong to the workers, not to Mesa's threads
+    if multiprocessing.parent_process() is not None:
         os.environ.setdefault("LP_NUM_THREADS", "0")
     try:
         if backend == "egl":
@@ -149,23 +169,29 @@ def make_context(size: int) -> Any:
         return GLContext(size, size)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
         raise MissingDependency(
-            f"The OpenGL backend {backend!r} cannot render off-screen here ({error}). Unset MUJOCO_GL to choose one "
-            f"automatically, or install {PACKAGES.get(backend, PACKAGES['egl'])} (apt-get install)."
+            f"The OpenGL backend {backend!r} cannot render off-screen here ({error}). Unset "
+            "MUJOCO_GL to choose one automatically, or install "
+            f"{PACKAGES.get(backend, PACKAGES['egl'])} (apt-get install)."
         ) from error
 
 
 def free_context(context: Any) -> None:
-    """Free a context; says nothing where the display is gone already, as it may be when the interpreter exits."""
+    """Free a context; says nothing where the display is gone already, as it may be when the
+    interpreter exits."""
     try:
         context.free()
-    except Exception:  # PyOpenGL's error classes depend on the backend, and no harm is left to be done
+    except (
+        Exception
+    ):  # PyOpenGL's error classes depend on the backend, and no harm is left to be done
         context._context = None  # else the context's destructor tries again
 
 
 def draw_in_own_context(context: Any) -> None:
-    """Let a renderer of robosuite's (an `MjRenderContext`) bind its own GL context before each picture.
+    """Let a renderer of robosuite's (an `MjRenderContext`) bind its own GL context before each
+    picture.
 
-    By itself it draws into whichever is current, and in a process with several simulators here are others.
+    By itself it draws into whichever is current, and in a process with several simulators here are
+    others.
     """
     if "render" in vars(context):
         return

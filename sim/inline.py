@@ -1,4 +1,5 @@
-"""An `Env` that steps its simulator in this process, and the checks it shares with the process pool (numpy only)."""
+"""An `Env` that steps its simulator in this process, and the checks it shares with the process
+pool (numpy only)."""
 
 from __future__ import annotations
 
@@ -9,18 +10,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import FAILURE_KINDS, EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
+from vla_rl.specs import (
+    FAILURE_KINDS,
+    EmbodimentSpec,
+    EpisodeSpec,
+    SlotEvent,
+    SlotObservation,
+    SlotStep,
+)
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Simulator  # at run time it would pull torch into every worker
 
 
 class InlineEnv:
-    """Steps ``num_slots`` slots of one simulator in the calling process, in the order of the requests.
+    """Steps ``num_slots`` slots of one simulator in the calling process, in the order of the
+    requests.
 
-    `start` and `step` only queue; `poll` runs everything queued and returns one event per request, so a policy sees all
-    slots in one batch and results are the same in every run. Errors are those of `sim.pool.ProcessPool`: actions that
-    are not finite and a simulator's own `UserError` are raised, anything else it raises costs that slot its episode.
+    `start` and `step` only queue; `poll` runs everything queued and returns one event per request,
+    so a policy sees all slots in one batch and results are the same in every run. Errors are those
+    of `sim.pool.ProcessPool`: actions that are not finite and a simulator's own `UserError` are
+    raised, anything else it raises costs that slot its episode.
     """
 
     num_workers = 1
@@ -43,7 +53,8 @@ class InlineEnv:
         self._requests.append((slot, None))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
-        """Queue a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are not finite."""
+        """Queue a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are
+        not finite."""
         self._requests.append((slot, self._guard.step(slot, actions)))
 
     def poll(self, timeout: float | None = None) -> list[SlotEvent]:
@@ -85,7 +96,8 @@ class InlineEnv:
 
 
 class SlotGuard:
-    """Knows which episode each slot runs and how far it is, to check requests and to word their errors."""
+    """Knows which episode each slot runs and how far it is, to check requests and to word their
+    errors."""
 
     def __init__(self, num_slots: int, embodiment: EmbodimentSpec) -> None:
         self._action_dim = embodiment.action_dim
@@ -94,28 +106,30 @@ class SlotGuard:
         self._busy = [False] * num_slots
 
     def start(self, slot: int, episode: EpisodeSpec) -> None:
-        """A start is requested. Raises `UserError` for a slot that does not exist or has a request open."""
+        """A start is requested. Raises `UserError` for a slot that does not exist or has a
+        request open."""
         self._request(slot)
         self._episodes[slot] = episode
         self._control_steps[slot] = 0
 
     def step(self, slot: int, actions: np.ndarray) -> np.ndarray:
-        """A chunk is requested: ``actions`` as contiguous float32 [h a]; `UserError` where they are no such thing."""
+        """A chunk is requested: ``actions`` as contiguous float32 [h a]; `UserError` where they
+        are no such thing."""
         episode = self.episode(slot)
         actions = np.ascontiguousarray(actions, dtype=np.float32)
         if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != self._action_dim:
             raise UserError(
-                f"Slot {slot} (task {episode.task_id!r}) got actions of shape {list(actions.shape)}: "
-                f"expected [h, {self._action_dim}] with h >= 1."
+                f"Slot {slot} (task {episode.task_id!r}) got actions of shape "
+                f"{list(actions.shape)}: expected [h, {self._action_dim}] with h >= 1."
             )
         finite = np.isfinite(actions).all(axis=1)
         if not finite.all():
             row = int(np.argmin(finite))
             raise UserError(
-                f"Slot {slot}, task {episode.task_id!r}, initial state {episode.init_state_id} ({episode.split}): the "
-                f"action at control step {self._control_steps[slot] + row} (row {row} of its chunk) is not finite: "
-                f"{actions[row].tolist()}. The policy has diverged: check its weights, action normalisation and "
-                f"learning rate."
+                f"Slot {slot}, task {episode.task_id!r}, initial state {episode.init_state_id} "
+                f"({episode.split}): the action at control step {self._control_steps[slot] + row} "
+                f"(row {row} of its chunk) is not finite: {actions[row].tolist()}. The policy has "
+                "diverged: check its weights, action normalisation and learning rate."
             )
         self._request(slot)
         return actions
@@ -130,14 +144,21 @@ class SlotGuard:
         """What the slot runs, or ran last. Raises `UserError` where nothing was started yet."""
         episode = self._episodes[slot] if 0 <= slot < len(self._episodes) else None
         if episode is None:
-            raise UserError(f"Slot {slot} was stepped before an episode was started in it: call start() first.")
+            raise UserError(
+                f"Slot {slot} was stepped before an episode was started in it: call start() first."
+            )
         return episode
 
     def _request(self, slot: int) -> None:
         if not 0 <= slot < len(self._episodes):
-            raise UserError(f"There is no slot {slot}: this env has slots 0 to {len(self._episodes) - 1}.")
+            raise UserError(
+                f"There is no slot {slot}: this env has slots 0 to {len(self._episodes) - 1}."
+            )
         if self._busy[slot]:
-            raise UserError(f"Slot {slot} has a request open: poll() its event before the next start() or step().")
+            raise UserError(
+                f"Slot {slot} has a request open: poll() its event before the next "
+                "start() or step()."
+            )
         self._busy[slot] = True
 
 
@@ -146,8 +167,9 @@ def run_request(
 ) -> SlotObservation | SlotStep:
     """Start ``episode`` (``actions`` None) or run a chunk, and check what the simulator returns.
 
-    Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the physics blew up), and
-    `UserError` where shapes differ from the simulator's own embodiment, or a failure is none of `FAILURE_KINDS`.
+    Raises ``FloatingPointError`` where proprio, privileged state or rewards are not finite (the
+    physics blew up), and `UserError` where shapes differ from the simulator's own embodiment, or a
+    failure is none of `FAILURE_KINDS`.
     """
     if actions is None:
         begun = _begun(simulator, slot, episode)
@@ -157,7 +179,10 @@ def run_request(
     _check_observation(step.observation, simulator.embodiment, simulator.privileged_dim)
     if step.rewards.shape != (len(actions),):
         raise _broken(f"rewards {step.rewards.shape}, expected ({len(actions)},)")
-    for name, array, shape in (("sent", step.sent, actions.shape), ("human", step.human, actions.shape[:1])):
+    for name, array, shape in (
+        ("sent", step.sent, actions.shape),
+        ("human", step.human, actions.shape[:1]),
+    ):
         if array is not None and array.shape != shape:
             raise _broken(f"{name} {array.shape}, expected {shape}")
     if not np.isfinite(step.rewards).all():
@@ -165,14 +190,15 @@ def run_request(
     if step.failure and (step.success or step.failure not in FAILURE_KINDS):
         raise UserError(
             f"The simulator ends an episode of {episode.task_id!r} with success={step.success} and "
-            f"failure={step.failure!r}: leave it empty on success, else use one of {', '.join(FAILURE_KINDS)}."
+            f"failure={step.failure!r}: leave it empty on success, else use one of "
+            f"{', '.join(FAILURE_KINDS)}."
         )
     return step
 
 
 def _begun(simulator: Simulator, slot: int, episode: EpisodeSpec) -> SlotObservation:
-    """Where the policy takes over: after the episode's lead. One that ends the episode (a simulator that adds noise may come
-    elsewhere) is done by half, as often as it takes."""
+    """Where the policy takes over: after the episode's lead. One that ends the episode (a simulator
+    that adds noise may come elsewhere) is done by half, as often as it takes."""
     lead = np.array(episode.lead, dtype=np.float32)
     while True:
         seen = simulator.start(slot, episode)
@@ -184,22 +210,35 @@ def _begun(simulator: Simulator, slot: int, episode: EpisodeSpec) -> SlotObserva
         lead = lead[: len(lead) // 2]
 
 
-def _check_observation(observation: SlotObservation, embodiment: EmbodimentSpec, privileged_dim: int) -> None:
+def _check_observation(
+    observation: SlotObservation, embodiment: EmbodimentSpec, privileged_dim: int
+) -> None:
     if observation.images.keys() != set(embodiment.camera_names):
-        raise _broken(f"cameras {sorted(observation.images)}, expected {sorted(embodiment.camera_names)}")
+        raise _broken(
+            f"cameras {sorted(observation.images)}, expected {sorted(embodiment.camera_names)}"
+        )
     for camera in embodiment.cameras:
         image, shape = observation.images[camera.name], (camera.height, camera.width, 3)
         if image.shape != shape or image.dtype != np.uint8:
-            raise _broken(f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}")
-    states: dict[str, tuple[np.ndarray | None, int]] = {"proprio": (observation.proprio, embodiment.proprio_dim)}
+            raise _broken(
+                f"camera {camera.name!r} {image.dtype} {image.shape}, expected uint8 {shape}"
+            )
+    states: dict[str, tuple[np.ndarray | None, int]] = {
+        "proprio": (observation.proprio, embodiment.proprio_dim)
+    }
     if privileged_dim:
         states["privileged"] = (observation.privileged, privileged_dim)
     for name, (values, size) in states.items():
         if values is None or values.shape != (size,):
-            raise _broken(f"{name} of shape {None if values is None else values.shape}, expected ({size},)")
+            raise _broken(
+                f"{name} of shape {None if values is None else values.shape}, expected ({size},)"
+            )
         if not np.isfinite(values).all():
             raise FloatingPointError(f"{name} is not finite: {values.tolist()}")
 
 
 def _broken(what: str) -> UserError:
-    return UserError(f"The simulator breaks its own embodiment: it yields {what}. Correct its start/step or embodiment.")
+    return UserError(
+        f"The simulator breaks its own embodiment: it yields {what}. Correct its "
+        "start/step or embodiment."
+    )

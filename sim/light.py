@@ -6,7 +6,8 @@ import mujoco
 
 
 def drop_costly_effects(model: mujoco.MjModel) -> None:
-    """No reflections, multisampling and shadows. Call it before the model's `MjrContext` is made."""
+    """No reflections, multisampling and shadows. Call it before the model's `MjrContext` is
+    made."""
     model.mat_reflectance[:] = 0.0
     model.vis.quality.offsamples = 0
     model.vis.quality.shadowsize = 0
@@ -15,5 +16,9 @@ def drop_costly_effects(model: mujoco.MjModel) -> None:
 
 def skip_costly_passes(drawing: mujoco.MjvScene) -> None:
     """No sky, shadow and reflection passes."""
-    for flag in (mujoco.mjtRndFlag.mjRND_SKYBOX, mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+    for flag in (
+        mujoco.mjtRndFlag.mjRND_SKYBOX,
+        mujoco.mjtRndFlag.mjRND_SHADOW,
+        mujoco.mjtRndFlag.mjRND_REFLECTION,
+    ):
         drawing.flags[flag] = 0

@@ -1,9 +1,10 @@
 """Sensor noise for robustness evaluations: five corruptions of camera pictures, in numpy.
 
-The kinds are those of LIBERO-Plus (motion blur, Gaussian blur, zoom blur, fog, glass blur), which takes them from
-Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations" (2019), with
-severities 1 to 10. Widths are meant for pictures of 256 pixels and scale with the picture, so that one severity hides as
-much at any size. A blur is two small matrix products; glass is one gather.
+The kinds are those of LIBERO-Plus (motion blur, Gaussian blur, zoom blur, fog, glass blur), which
+takes them from Hendrycks and Dietterich, "Benchmarking neural network robustness to common
+corruptions and perturbations" (2019), with severities 1 to 10. Widths are meant for pictures of 256
+pixels and scale with the picture, so that one severity hides as much at any size. A blur is two
+small matrix products; glass is one gather.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _FOG_DECAY = 2.0  # of an octave's amplitude: smooth fog with some detail
 
 
 def corrupt(image: np.ndarray, kind: str, severity: float, rng: np.random.Generator) -> np.ndarray:
-    """``image`` uint8 [H W 3] with one of `KINDS` at ``severity`` 1 ... 10; what is random comes from ``rng``."""
+    """``image`` uint8 [H W 3] with one of `KINDS` at ``severity`` 1 ... 10; what is random comes
+    from ``rng``."""
     scale = max(image.shape[:2]) / _MEANT_FOR
     pixels = image.astype(np.float32) / 255.0
     if kind == "gaussian_blur":
@@ -53,7 +55,8 @@ def _apply(pixels: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 @functools.lru_cache(maxsize=64)
 def _blur_matrix(size: int, sigma: float) -> np.ndarray:
-    """Float32 [size size]: a Gaussian of ``sigma`` pixels whose weights within the picture sum to 1."""
+    """Float32 [size size]: a Gaussian of ``sigma`` pixels whose weights within the picture sum
+    to 1."""
     distance = np.arange(size)[:, None] - np.arange(size)[None, :]
     weights = np.exp(-0.5 * (distance / max(sigma, 1e-3)) ** 2)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -69,14 +72,16 @@ def _zoom(pixels: np.ndarray, largest: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _zoom_matrix(size: int, factor: float) -> np.ndarray:
-    """Float32 [size size]: linear interpolation at the pixels of an enlargement about the middle."""
+    """Float32 [size size]: linear interpolation at the pixels of an enlargement about the
+    middle."""
     middle = (size - 1) / 2
     at = middle + (np.arange(size) - middle) / factor
     return np.maximum(0.0, 1.0 - np.abs(at[:, None] - np.arange(size)[None, :])).astype(np.float32)
 
 
 def _motion(pixels: np.ndarray, radius: float, angle: float) -> np.ndarray:
-    """A one-sided trail of ``radius`` pixels in direction ``angle`` (rad), fading as a Gaussian of half that width."""
+    """A one-sided trail of ``radius`` pixels in direction ``angle`` (rad), fading as a Gaussian
+    of half that width."""
     height, width = pixels.shape[:2]
     steps = int(np.ceil(radius))
     padded = np.pad(pixels, ((steps, steps), (steps, steps), (0, 0)), mode="edge")
@@ -90,14 +95,16 @@ def _motion(pixels: np.ndarray, radius: float, angle: float) -> np.ndarray:
 
 
 def _fog(pixels: np.ndarray, amount: float, rng: np.random.Generator) -> np.ndarray:
-    """Adds ``amount`` times a cloud in 0 ... 1 and keeps the picture's brightest value: haze hides contrast."""
+    """Adds ``amount`` times a cloud in 0 ... 1 and keeps the picture's brightest value: haze
+    hides contrast."""
     brightest = float(pixels.max())
     fogged = pixels + amount * _cloud(pixels.shape[:2], rng)[..., None]
     return fogged * brightest / (brightest + amount)
 
 
 def _cloud(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Float32 [H W] in 0 ... 1: a sum of smooth random fields, each half as coarse and as strong as the one before."""
+    """Float32 [H W] in 0 ... 1: a sum of smooth random fields, each half as coarse and as strong
+    as the one before."""
     total = np.zeros(shape, dtype=np.float32)
     cells, amplitude = 2, 1.0
     while cells < max(shape):
@@ -113,10 +120,14 @@ def _cloud(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
 def _grid_matrix(size: int, cells: int) -> np.ndarray:
     """Float32 [size, cells + 1]: linear interpolation between the corners of ``cells`` cells."""
     at = np.linspace(0.0, cells, size)
-    return np.maximum(0.0, 1.0 - np.abs(at[:, None] - np.arange(cells + 1)[None, :])).astype(np.float32)
+    return np.maximum(0.0, 1.0 - np.abs(at[:, None] - np.arange(cells + 1)[None, :])).astype(
+        np.float32
+    )
 
 
-def _glass(pixels: np.ndarray, severity: float, scale: float, rng: np.random.Generator) -> np.ndarray:
+def _glass(
+    pixels: np.ndarray, severity: float, scale: float, rng: np.random.Generator
+) -> np.ndarray:
     """Each pixel shows one up to some pixels away, between two slight blurs."""
     sigma = (0.5 + 0.1 * severity) * scale
     reach = max(1, round((1.0 + 0.6 * severity) * scale))

@@ -1,8 +1,10 @@
-"""Simulators in worker processes: requests and results through shared memory, lost workers replaced (numpy only).
+"""Simulators in worker processes: requests and results through shared memory, lost workers replaced
+(numpy only).
 
-A worker serves its slots one request after the other. Images, proprio, privileged state, actions and rewards lie in one
-anonymous shared block (nothing is left behind in /dev/shm, however the processes end); only a few words per request go
-over pipes. Torch is not imported in a worker unless the simulator does so itself.
+A worker serves its slots one request after the other. Images, proprio, privileged state, actions
+and rewards lie in one anonymous shared block (nothing is left behind in /dev/shm, however the
+processes end); only a few words per request go over pipes. Torch is not imported in a worker unless
+the simulator does so itself.
 """
 
 from __future__ import annotations
@@ -51,16 +53,18 @@ class WorkerStats:
 class ProcessPool:
     """An `Env` of ``num_workers`` spawned processes with ``slots_per_worker`` slots each.
 
-    ``factory`` is called in each worker and returns its `Simulator`; it must be picklable (a class or function that can
-    be imported, or ``functools.partial`` of one). Slot i lives in worker ``i % num_workers``. Each request (`start` or
-    `step`) yields exactly one event, and a slot takes one request at a time.
+    ``factory`` is called in each worker and returns its `Simulator`; it must be picklable (a class
+    or function that can be imported, or ``functools.partial`` of one). Slot i lives in worker ``i %
+    num_workers``. Each request (`start` or `step`) yields exactly one event, and a slot takes one
+    request at a time.
 
-    A worker that dies, or does not answer a request within ``hang_timeout`` seconds (None: no limit), is replaced: its
-    open requests yield events with ``error``, and so does the next `step` of its other slots. `poll` raises `UserError`
-    when one worker failed more than ``max_restarts`` times in a row without answering a request in between, when it was
-    not ready within ``start_timeout`` seconds that often, or with the simulator's own `UserError`. Any other exception
-    of a simulator costs that slot its episode only. ``python`` is the executable that the workers run under (empty: this
-    one); `ConfigError` where it cannot run them (`sim.interpreter`).
+    A worker that dies, or does not answer a request within ``hang_timeout`` seconds (None: no
+    limit), is replaced: its open requests yield events with ``error``, and so does the next `step`
+    of its other slots. `poll` raises `UserError` when one worker failed more than ``max_restarts``
+    times in a row without answering a request in between, when it was not ready within
+    ``start_timeout`` seconds that often, or with the simulator's own `UserError`. Any other
+    exception of a simulator costs that slot its episode only. ``python`` is the executable that the
+    workers run under (empty: this one); `ConfigError` where it cannot run them (`sim.interpreter`).
     """
 
     repeatable = True  # the same episode and actions give the same images again
@@ -79,21 +83,26 @@ class ProcessPool:
     ) -> None:
         if min(num_workers, slots_per_worker, max_chunk_length) < 1 or max_restarts < 0:
             raise ConfigError(
-                f"A process pool needs num_workers, slots_per_worker, max_chunk_length >= 1 and max_restarts >= 0, got "
-                f"{num_workers}, {slots_per_worker}, {max_chunk_length} and {max_restarts}."
+                "A process pool needs num_workers, slots_per_worker, max_chunk_length >= 1 and "
+                f"max_restarts >= 0, got {num_workers}, {slots_per_worker}, {max_chunk_length} and "
+                f"{max_restarts}."
             )
         try:
             self._needs_main = b"__main__" in pickle.dumps(factory)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(
-                f"The simulator factory {factory!r} cannot be sent to a worker process ({error}): pass an importable "
-                f"class or function, or functools.partial of one."
+                f"The simulator factory {factory!r} cannot be sent to a worker process ({error}): "
+                "pass an importable class or function, or functools.partial of one."
             ) from error
         self.num_workers, self.num_slots = num_workers, num_workers * slots_per_worker
         self.embodiment: EmbodimentSpec
         self.tasks: tuple[TaskSpec, ...]
         self.privileged_dim: int
-        self._factory, self._max_restarts, self._max_chunk_length = factory, max_restarts, max_chunk_length
+        self._factory, self._max_restarts, self._max_chunk_length = (
+            factory,
+            max_restarts,
+            max_chunk_length,
+        )
         self._hang_timeout = math.inf if hang_timeout is None else hang_timeout
         self._start_timeout = math.inf if start_timeout is None else start_timeout
         check_python(python)
@@ -114,7 +123,7 @@ class ProcessPool:
             self.close()
             raise
 
-    # ------------------------------------------------------------------------------------------------ the Env interface
+    # ---------------------------------------------------------------------------- the Env interface
     def start(self, slot: int, episode: EpisodeSpec) -> None:
         self._open()
         self._guard.start(slot, episode)
@@ -122,12 +131,13 @@ class ProcessPool:
         self._request(slot, episode, 0)
 
     def step(self, slot: int, actions: np.ndarray) -> None:
-        """Send a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are not finite."""
+        """Send a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are
+        not finite."""
         self._open()
         if len(actions) > self._max_chunk_length:
             raise UserError(
-                f"Slot {slot} got a chunk of {len(actions)} control steps; this pool was opened for at most "
-                f"{self._max_chunk_length}: open it with a larger max_chunk_length."
+                f"Slot {slot} got a chunk of {len(actions)} control steps; this pool was opened "
+                f"for at most {self._max_chunk_length}: open it with a larger max_chunk_length."
             )
         actions = self._guard.step(slot, actions)
         if slot in self._lost:
@@ -137,7 +147,8 @@ class ProcessPool:
         self._request(slot, None, len(actions))
 
     def poll(self, timeout: float | None = None) -> list[SlotEvent]:
-        """Events that are ready; waits for at least one, at most ``timeout`` seconds, and not where none can come."""
+        """Events that are ready; waits for at least one, at most ``timeout`` seconds, and not
+        where none can come."""
         self._open()
         end = math.inf if timeout is None else time.monotonic() + timeout
         self._receive(0.0)
@@ -157,7 +168,7 @@ class ProcessPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------------------------------------- statistics
+    # ----------------------------------------------------------------------------------- statistics
     @property
     def busy_seconds(self) -> float:
         """Seconds spent inside the simulators, over all workers."""
@@ -172,9 +183,12 @@ class ProcessPool:
         return sum(shared.size for shared in self._shared)
 
     def worker_stats(self) -> list[WorkerStats]:
-        return [WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts) for w in self._workers]
+        return [
+            WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
+            for w in self._workers
+        ]
 
-    # --------------------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------------------------------- requests
     def _records(self) -> np.ndarray:
         """[num_slots] of the shared block. Raises `UserError` where the pool is closed."""
         if self._block is None:
@@ -195,7 +209,8 @@ class ProcessPool:
             worker.send((slot, episode, length))
 
     def _receive(self, timeout: float) -> None:
-        """Take in what workers report within ``timeout`` seconds (less where a worker's own limit comes first)."""
+        """Take in what workers report within ``timeout`` seconds (less where a worker's own
+        limit comes first)."""
         limits = [worker.since + self._limit(worker) for worker in self._workers]
         timeout = max(0.0, min(timeout, min(limits) - time.monotonic()))
         sources: list[connection.Connection | int] = []
@@ -225,7 +240,8 @@ class ProcessPool:
         return self._hang_timeout if worker.pending else math.inf
 
     def _answer(self, worker: _Worker, message: tuple) -> None:
-        """One message of a worker: it is ready, it failed to start, or it answers its oldest open request."""
+        """One message of a worker: it is ready, it failed to start, or it answers its oldest
+        open request."""
         worker.since = time.monotonic()
         kind, *rest = message
         if kind == "ready":
@@ -243,7 +259,9 @@ class ProcessPool:
             worker.last_error = rest[1]
             episode = self._guard.answered(slot)
             raise_user_error(*rest)
-            self._events.append(SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}"))
+            self._events.append(
+                SlotEvent(slot, episode, None, error=f"the simulator raised {rest[1]}")
+            )
             return
         instruction, length, executed, *ended = rest
         episode = self._guard.answered(slot, executed)
@@ -262,12 +280,15 @@ class ProcessPool:
         worker.episodes += kind == "start"
         self._events.append(SlotEvent(slot, episode, observation, step, seconds=seconds))
 
-    # ---------------------------------------------------------------------------------------------- workers come and go
+    # -------------------------------------------------------------------------- workers come and go
     def _launch(self, worker: _Worker) -> None:
         context = get_context("spawn")
         worker.conn, theirs = context.Pipe()
         worker.process = context.Process(
-            target=work, args=(theirs, self._factory), name=f"vla-rl-sim-{worker.index}", daemon=True
+            target=work,
+            args=(theirs, self._factory),
+            name=f"vla-rl-sim-{worker.index}",
+            daemon=True,
         )
         worker.ready, worker.since = False, time.monotonic()
         with starting(self._python, main=self._needs_main):
@@ -277,7 +298,11 @@ class ProcessPool:
         theirs.close()
 
     def _ready(
-        self, worker: _Worker, embodiment: EmbodimentSpec, tasks: tuple[TaskSpec, ...], privileged_dim: int
+        self,
+        worker: _Worker,
+        embodiment: EmbodimentSpec,
+        tasks: tuple[TaskSpec, ...],
+        privileged_dim: int,
     ) -> None:
         if self._block is None:
             self.embodiment, self.tasks, self.privileged_dim = embodiment, tasks, privileged_dim
@@ -287,40 +312,49 @@ class ProcessPool:
             self._block = np.frombuffer(self._shared[0].memory, dtype=layout)[: self.num_slots]
         self.embodiment.require(embodiment, "the first worker", f"worker {worker.index}")
         worker.ready = True
-        with contextlib.suppress(OSError):  # a worker that died meanwhile is noticed by the next wait
+        # a worker that died meanwhile is noticed by the next wait
+        with contextlib.suppress(OSError):
             reduction.send_handle(worker.conn, self._shared[0].fd, worker.pid)
             worker.conn.send((self.num_slots, self._max_chunk_length))
         for request in worker.pending:
             worker.send(request)
 
     def _replace(self, worker: _Worker, cause: str) -> None:
-        """Report what was lost with a worker, and launch another unless this happens again and again."""
+        """Report what was lost with a worker, and launch another unless this happens again and
+        again."""
         worker.process.join(_CLOSE_SECONDS)
         worker.conn.close()
         reason = f"worker {worker.index} (pid {worker.pid}) {cause}"
         if worker.last_error:
             reason += f"; its last exception: {worker.last_error}"
-        for i, (slot, _, _) in enumerate(worker.pending):  # the first was being served; the others merely waited
+        # the first was being served; the others merely waited
+        for i, (slot, _, _) in enumerate(worker.pending):
             self._fail(slot, reason, blameless=i > 0)
         worker.pending.clear()
         if self._block is not None:
-            self._lost |= dict.fromkeys(range(worker.index, self.num_slots, self.num_workers), reason)
+            self._lost |= dict.fromkeys(
+                range(worker.index, self.num_slots, self.num_workers), reason
+            )
         worker.failures += 1
         if self._block is None:
             raise UserError(
-                f"The simulator could not be started: {reason}. Messages above may say more. (Where the factory is "
-                f"defined in a script, the script must open the pool under: if __name__ == '__main__'.)"
+                f"The simulator could not be started: {reason}. Messages above may say more. "
+                "(Where the factory is defined in a script, the script must open the pool under: "
+                "if __name__ == '__main__'.)"
             )
         if worker.failures > self._max_restarts:
             self._failure = (
-                f"The simulator failed {worker.failures} times in a row (max_restarts={self._max_restarts}): {reason}."
+                f"The simulator failed {worker.failures} times in a row "
+                f"(max_restarts={self._max_restarts}): {reason}."
             )
             raise UserError(self._failure)
         worker.restarts += 1
         self._launch(worker)
 
     def _fail(self, slot: int, reason: str, blameless: bool) -> None:
-        self._events.append(SlotEvent(slot, self._guard.answered(slot), None, error=reason, blameless=blameless))
+        self._events.append(
+            SlotEvent(slot, self._guard.answered(slot), None, error=reason, blameless=blameless)
+        )
 
 
 @dataclass
@@ -342,12 +376,14 @@ class _Worker:
     episodes: int = 0
 
     def send(self, request: tuple | None) -> None:
-        with contextlib.suppress(OSError):  # a dead worker is noticed by the next wait, which reports the request
+        # a dead worker is noticed by the next wait, which reports the request
+        with contextlib.suppress(OSError):
             self.conn.send(request)
 
 
 class _SharedMemory:
-    """Anonymous memory that other processes map through its file descriptor; no name of it can be left behind."""
+    """Anonymous memory that other processes map through its file descriptor; no name of it can
+    be left behind."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,5 @@
-"""What runs in a worker process of `sim.pool`: it builds the simulator, then serves requests until told to end."""
+"""What runs in a worker process of `sim.pool`: it builds the simulator, then serves requests
+until told to end."""
 
 from __future__ import annotations
 
@@ -83,7 +84,14 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
             observation = result.observation
             block["rewards"][slot, :length] = result.rewards
             ended = (result.terminated, result.truncated, result.success, result.failure)
-            outcome = (length, result.executed, *ended, result.sent, result.human, result.label_source)
+            outcome = (
+                length,
+                result.executed,
+                *ended,
+                result.sent,
+                result.human,
+                result.label_source,
+            )
         else:
             observation = result
         for name, image in observation.images.items():
@@ -91,20 +99,26 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
         block["proprio"][slot] = observation.proprio
         if observation.privileged is not None and simulator.privileged_dim:
             block["privileged"][slot] = observation.privileged
-        conn.send(("start" if actions is None else "step", seconds, observation.instruction, *outcome))
+        conn.send(
+            ("start" if actions is None else "step", seconds, observation.instruction, *outcome)
+        )
 
 
 def describe(error: Exception) -> tuple[str | None, str]:
-    """The class name of a `UserError` (None for others), and the message; with its place where it is not the user's."""
+    """The class name of a `UserError` (None for others), and the message; with its place where
+    it is not the user's."""
     if isinstance(error, UserError):
-        return next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c), str(error)
+        return next(
+            c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c
+        ), str(error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return None, f"{type(error).__name__}: {error}{place}"
 
 
 def raise_user_error(name: str | None, text: str) -> None:
-    """Raise, in the parent, the `UserError` that a worker described (``name`` of its class), if it is one."""
+    """Raise, in the parent, the `UserError` that a worker described (``name`` of its class), if
+    it is one."""
     if name is not None:
         cls = getattr(errors, name, UserError)
         error = cls.__new__(cls)  # some classes build their message in __init__

@@ -1,4 +1,5 @@
-"""Recording a demonstration: what a scripted expert sees and says, while something else may be executed; its figures."""
+"""Recording a demonstration: what a scripted expert sees and says, while something else may be
+executed; its figures."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ def record_demonstration(
     disturb: Callable[[np.ndarray], np.ndarray],
     execute: Callable[[np.ndarray], SlotStep],
 ) -> dict[str, Any]:
-    """Run one episode from its first ``observation`` to its end and return it as `vla_rl.data.collect` writes it.
+    """Run one episode from its first ``observation`` to its end and return it as
+    `vla_rl.data.collect` writes it.
 
-    ``act`` gives the label [a] of the present state, ``disturb`` what is done in its place (the label stays clean: DART,
-    Laskey et al. 2017, arXiv 1703.09327), ``execute`` does it, a chunk [1 a]. Arrays of the result have one row per control
-    step; ``extra`` ``sent`` is what was asked of the simulator.
+    ``act`` gives the label [a] of the present state, ``disturb`` what is done in its place (the
+    label stays clean: DART, Laskey et al. 2017, arXiv 1703.09327), ``execute`` does it, a chunk [1
+    a]. Arrays of the result have one row per control step; ``extra`` ``sent`` is what was asked of
+    the simulator.
     """
     images: dict[str, list[np.ndarray]] = {name: [] for name in observation.images}
     proprio, actions, sent = [], [], []
@@ -49,6 +52,7 @@ def record_demonstration(
 
 
 def expert_figures(runs: Sequence[dict[str, Any]]) -> tuple[int, float, int]:
-    """Of `record_demonstration`'s ``runs``: how many succeeded, and those' mean and largest number of control steps."""
+    """Of `record_demonstration`'s ``runs``: how many succeeded, and those' mean and largest
+    number of control steps."""
     lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
     return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)

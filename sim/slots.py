@@ -1,4 +1,5 @@
-"""What the simulators do alike: which slot runs, which task is meant, what it is called, and whether actions can be sent."""
+"""What the simulators do alike: which slot runs, which task is meant, what it is called, and
+whether actions can be sent."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Running = TypeVar("Running", bound=Slot)
 
 
 def running(slots: Mapping[int, Running], slot: int, over: bool = False) -> Running:
-    """What ``slot`` runs; with ``over`` also what ran there last. ValueError where there is nothing."""
+    """What ``slot`` runs; with ``over`` also what ran there last. ValueError where there is
+    nothing."""
     s = slots.get(slot)
     if s is None or (s.over and not over):
         raise ValueError(f"slot {slot} has no running episode: call start first")
@@ -32,7 +34,8 @@ def running(slots: Mapping[int, Running], slot: int, over: bool = False) -> Runn
 
 
 def checked_actions(slot: int, actions: Any, width: int) -> np.ndarray:
-    """``actions`` as float64 [h, width]. ValueError for another shape, and for a number that is not finite."""
+    """``actions`` as float64 [h, width]. ValueError for another shape, and for a number that is
+    not finite."""
     actions = np.asarray(actions, dtype=np.float64)
     if actions.ndim != 2 or actions.shape[1] != width:
         raise ValueError(f"slot {slot}: actions must be [h, {width}], got {list(actions.shape)}")

@@ -1,7 +1,8 @@
-"""A toy task for tests that learn in seconds: reach the goal of the named colour, seen as a blob in a tiny image.
+"""A toy task for tests that learn in seconds: reach the goal of the named colour, seen as a blob in
+a tiny image.
 
-Pure numpy. Both goals are visible in every image, so the instruction matters; the goals appear in the image alone, so
-vision matters; a random policy hardly ever succeeds, the oracle always does.
+Pure numpy. Both goals are visible in every image, so the instruction matters; the goals appear in
+the image alone, so vision matters; a random policy hardly ever succeeds, the oracle always does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from sim.recording import record_demonstration
 from sim.slots import instruction
 from vla_rl import splits
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
+from vla_rl.specs import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    SlotObservation,
+    SlotStep,
+    TaskSpec,
+)
 
 FAULTS = ("none", "exit", "segfault", "hang", "raise", "user_error", "nan")
 COLORS = ("red", "blue")  # image channels 0 and 2; the agent itself is channel 1
@@ -33,13 +41,15 @@ _VIEW = 0.12  # metres: half the width the camera sees
 
 @dataclass
 class ToyConfig:
-    """``max_step`` metres is what an action of 1 moves in one control step; ``success_radius`` is in metres too.
+    """``max_step`` metres is what an action of 1 moves in one control step; ``success_radius`` is
+    in metres too.
 
-    ``step_seconds`` slows every control step down, to imitate a costly simulator. With ``step_tail`` (0: not) they are the
-    mean over episodes, each of which has a factor of its own from a Pareto distribution with this shape, above 1: some take
-    far longer than most. ``fault`` (one of `FAULTS`) strikes
-    episodes with ``fault_init_state_id`` (-1: all) once they have run ``fault_control_step`` control steps (-1: already
-    at their start); with ``fault_marker``, a file name, only while that file does not exist, which it then creates.
+    ``step_seconds`` slows every control step down, to imitate a costly simulator. With
+    ``step_tail`` (0: not) they are the mean over episodes, each of which has a factor of its own
+    from a Pareto distribution with this shape, above 1: some take far longer than most. ``fault``
+    (one of `FAULTS`) strikes episodes with ``fault_init_state_id`` (-1: all) once they have run
+    ``fault_control_step`` control steps (-1: already at their start); with ``fault_marker``, a file
+    name, only while that file does not exist, which it then creates.
     """
 
     # pixels per side
@@ -63,17 +73,28 @@ class ToyConfig:
 
     def __post_init__(self) -> None:
         if self.fault not in FAULTS:
-            raise ConfigError(f"env.fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}.")
+            raise ConfigError(
+                f"env.fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}."
+            )
         if self.image_size > 2048 or self.step_seconds < 0:
             raise ConfigError(
-                f"env needs image_size <= 2048 and step_seconds >= 0, got {self.image_size} and {self.step_seconds}"
+                f"env needs image_size <= 2048 and step_seconds >= 0, got {self.image_size} and "
+                f"{self.step_seconds}"
             )
         if self.step_tail and not 1 < self.step_tail < np.inf:
-            raise ConfigError(f"env.step_tail={self.step_tail} must be above 1, so that there is a mean, or 0 for no tail")
-        if self.image_size < 4 or self.horizon < 1 or self.max_step <= 0 or self.success_radius <= 0:
             raise ConfigError(
-                f"env needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got {self.image_size}, "
-                f"{self.horizon}, {self.max_step} and {self.success_radius}."
+                f"env.step_tail={self.step_tail} must be above 1, so that there is a "
+                "mean, or 0 for no tail"
+            )
+        if (
+            self.image_size < 4
+            or self.horizon < 1
+            or self.max_step <= 0
+            or self.success_radius <= 0
+        ):
+            raise ConfigError(
+                "env needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got "
+                f"{self.image_size}, {self.horizon}, {self.max_step} and {self.success_radius}."
             )
 
     def describe(self) -> str:
@@ -94,11 +115,12 @@ class _Slot:
 
 
 class ToyReach:
-    """`vla_rl.interfaces.Simulator`; tasks ``reach_red`` and ``reach_blue``. A failure is "wrong_object" once
-    the other goal was reached, else "never_reached".
+    """`vla_rl.interfaces.Simulator`; tasks ``reach_red`` and ``reach_blue``. A failure is
+    "wrong_object" once the other goal was reached, else "never_reached".
 
-    Actions [2] are velocities as a fraction of ``max_step`` per control step. Proprio [2] is the agent's position (m);
-    privileged [9]: agent, red and blue goal (m, x y each), one-hot target, share of time left.
+    Actions [2] are velocities as a fraction of ``max_step`` per control step. Proprio [2] is the
+    agent's position (m); privileged [9]: agent, red and blue goal (m, x y each), one-hot target,
+    share of time left.
     """
 
     privileged_dim = 9
@@ -122,25 +144,35 @@ class ToyReach:
         self.tasks = tuple(
             TaskSpec(
                 task_id=f"reach_{color}",
-                instructions=(f"reach the {color} goal", f"go to the {color} spot", f"touch {color}"),
+                instructions=(
+                    f"reach the {color} goal",
+                    f"go to the {color} spot",
+                    f"touch {color}",
+                ),
                 held_out_instructions=(f"move onto the {color} goal", f"the {color} spot please"),
                 horizon=self.config.horizon,
             )
             for color in COLORS
         )
         self._slots: dict[int, _Slot] = {}
-        self._centres = (np.arange(size) + 0.5) / size * 2 * _VIEW - _VIEW  # of the pixels of a row, metres
+        # of the pixels of a row, metres
+        self._centres = (np.arange(size) + 0.5) / size * 2 * _VIEW - _VIEW
         self._blob_width = 2 * _VIEW / size  # one pixel
 
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Place agent and goals by the episode's task, initial state and split; `ConfigError` for an unknown task."""
+        """Place agent and goals by the episode's task, initial state and split; `ConfigError`
+        for an unknown task."""
         names = [task.task_id for task in self.tasks]
         if episode.task_id not in names:
-            raise ConfigError(f"toy task {episode.task_id!r} is unknown: use one of {', '.join(names)}.")
+            raise ConfigError(
+                f"toy task {episode.task_id!r} is unknown: use one of {', '.join(names)}."
+            )
         target = names.index(episode.task_id)
         task = self.tasks[target]
         agent, *goals = _placement(episode)
-        self._slots[slot] = _Slot(episode, target, instruction(task, episode), agent, np.stack(goals), self._pace(episode))
+        self._slots[slot] = _Slot(
+            episode, target, instruction(task, episode), agent, np.stack(goals), self._pace(episode)
+        )
         if self.config.fault_control_step < 0:
             self._fault(episode)
         return self._observe(slot)
@@ -160,8 +192,12 @@ class ToyReach:
             s.agent = np.clip(s.agent + self.config.max_step * action, -HALF_WIDTH, HALF_WIDTH)
             s.control_step += 1
             executed += 1
-            success = bool(np.linalg.norm(s.agent - s.goals[s.target]) <= self.config.success_radius)
-            s.went_to_other |= bool(np.linalg.norm(s.agent - s.goals[1 - s.target]) <= self.config.success_radius)
+            success = bool(
+                np.linalg.norm(s.agent - s.goals[s.target]) <= self.config.success_radius
+            )
+            s.went_to_other |= bool(
+                np.linalg.norm(s.agent - s.goals[1 - s.target]) <= self.config.success_radius
+            )
             rewards[executed - 1] = float(success)
             if success or s.control_step >= self.config.horizon:
                 break
@@ -169,13 +205,16 @@ class ToyReach:
             s.agent = s.agent * np.nan
         truncated = not success and s.control_step >= self.config.horizon
         failure = ("wrong_object" if s.went_to_other else "never_reached") if truncated else ""
-        return SlotStep(self._observe(slot), rewards, executed, success, truncated, success, failure)
+        return SlotStep(
+            self._observe(slot), rewards, executed, success, truncated, success, failure
+        )
 
     def close(self) -> None:
         self._slots.clear()
 
     def oracle(self, slot: int, chunk_length: int) -> np.ndarray:
-        """Actions float32 [h 2] that take the slot's agent straight to its goal, and then keep it there."""
+        """Actions float32 [h 2] that take the slot's agent straight to its goal, and then keep
+        it there."""
         s = self._slots[slot]
         agent, actions = s.agent, np.zeros((chunk_length, 2), dtype=np.float32)
         for action in actions:
@@ -188,19 +227,34 @@ class ToyReach:
         shape = self.config.step_tail
         if not shape:
             return self.config.step_seconds
-        return self.config.step_seconds * (shape - 1) / shape * (1 + np.random.default_rng(episode.seed).pareto(shape))
+        return (
+            self.config.step_seconds
+            * (shape - 1)
+            / shape
+            * (1 + np.random.default_rng(episode.seed).pareto(shape))
+        )
 
     def _observe(self, slot: int) -> SlotObservation:
         s = self._slots[slot]
         left = 1.0 - s.control_step / self.config.horizon
         privileged = np.concatenate([s.agent, *s.goals, np.eye(len(COLORS))[s.target], [left]])
-        image = np.stack([self._blob(s.goals[0]), self._blob(s.agent), self._blob(s.goals[1])], axis=-1)
-        return SlotObservation({CAMERA: image}, s.agent.astype(np.float32), s.instruction, privileged.astype(np.float32))
+        image = np.stack(
+            [self._blob(s.goals[0]), self._blob(s.agent), self._blob(s.goals[1])], axis=-1
+        )
+        return SlotObservation(
+            {CAMERA: image},
+            s.agent.astype(np.float32),
+            s.instruction,
+            privileged.astype(np.float32),
+        )
 
     def _blob(self, centre: np.ndarray) -> np.ndarray:
-        """A Gaussian spot uint8 [H W], so that its position can be read to a fraction of a pixel."""
+        """A Gaussian spot uint8 [H W], so that its position can be read to a fraction of a
+        pixel."""
         x, y = np.nan_to_num(centre, nan=1e3)  # a fault's NaN is out of sight
-        row, column = (np.exp(-0.5 * ((self._centres - c) / self._blob_width) ** 2) for c in (x, -y))
+        row, column = (
+            np.exp(-0.5 * ((self._centres - c) / self._blob_width) ** 2) for c in (x, -y)
+        )
         return (255 * np.outer(column, row)).round().astype(np.uint8)  # the first row is the top
 
     def _fault(self, episode: EpisodeSpec) -> bool:
@@ -233,11 +287,13 @@ def collect_episode(
     rng: np.random.Generator | None = None,
     slot: int = 0,
 ) -> dict[str, Any]:
-    """Run one episode with the oracle: noise goes into the executed action, the label stays clean (DART).
+    """Run one episode with the oracle: noise goes into the executed action, the label stays clean
+    (DART).
 
-    ``noise_std`` is the std of the Gaussian, as a share of the action's half-range; ``rng`` draws it (default: from the
-    episode's seed). Returns ``images`` {camera: uint8 [T H W 3]}, ``proprio`` float32 [T p], ``actions`` float32 [T a],
-    ``instruction``, ``success``, ``task_id``, ``init_state_id``; row t is what was seen at control step t.
+    ``noise_std`` is the std of the Gaussian, as a share of the action's half-range; ``rng`` draws
+    it (default: from the episode's seed). Returns ``images`` {camera: uint8 [T H W 3]}, ``proprio``
+    float32 [T p], ``actions`` float32 [T a], ``instruction``, ``success``, ``task_id``,
+    ``init_state_id``; row t is what was seen at control step t.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
     observation = simulator.start(slot, episode)
@@ -251,13 +307,19 @@ def collect_episode(
 
 
 def _placement(episode: EpisodeSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Agent, red and blue goal, each float64 [2], in cells of the episode's split and apart from each other.
+    """Agent, red and blue goal, each float64 [2], in cells of the episode's split and apart from
+    each other.
 
     Both tasks share their placements, so that only the instruction tells which goal is meant.
     """
     rng = splits.rng("toy_reach", episode.init_state_id, episode.split)
     edge = HALF_WIDTH
     while True:
-        points = [splits.sample_xy(rng, (-edge, -edge), (edge, edge), episode.split) for _ in range(3)]
-        if all(np.linalg.norm(points[i] - points[j]) >= _MIN_DISTANCE for i, j in ((0, 1), (0, 2), (1, 2))):
+        points = [
+            splits.sample_xy(rng, (-edge, -edge), (edge, edge), episode.split) for _ in range(3)
+        ]
+        if all(
+            np.linalg.norm(points[i] - points[j]) >= _MIN_DISTANCE
+            for i, j in ((0, 1), (0, 2), (1, 2))
+        ):
             return points[0], points[1], points[2]

@@ -1,4 +1,5 @@
-"""What `test_collect` has its worker processes do, apart from it: they would import torch with it."""
+"""What `test_collect` has its worker processes do, apart from it: they would import torch with
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Dies(WithoutPackage):
 
 
 def double(made: list, x: int) -> tuple[int, int]:
-    """Twice x, and how many calls this worker had before; it fails at 3, dies at 99, and is slow at 0."""
+    """Twice x, and how many calls this worker had before; it fails at 3, dies at 99, and is slow
+    at 0."""
     made.append(x)
     if x == 0:
         time.sleep(0.2)

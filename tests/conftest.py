@@ -1,4 +1,5 @@
-"""Set up before any test module imports the code under test: environment, GL backend, run-time shape checks."""
+"""Set up before any test module imports the code under test: environment, GL backend, run-time
+shape checks."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from types import ModuleType
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too: what they compute is tiny
+# of the processes that tests start, too: what they compute is tiny
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
@@ -28,8 +30,11 @@ import pytest
 import torch
 from costs import Costs
 
-# Every call into these modules has its shape annotations checked; it must precede the first import of vla_rl.types.
-jaxtyping.install_import_hook(["vla_rl.types", "vla_rl.algorithms"], "beartype.beartype").__enter__()
+# Every call into these modules has its shape annotations checked; it must precede the first import
+# of vla_rl.types.
+jaxtyping.install_import_hook(
+    ["vla_rl.types", "vla_rl.algorithms"], "beartype.beartype"
+).__enter__()
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("vla_rl", deadline=None)  # a busy machine is no failure
@@ -42,15 +47,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Modules whose tests share something that takes seconds to make: they go to one worker.
 SHARING = {
-    "test_dualarm", "test_house", "test_libero_demonstrator", "test_libero_perturb", "test_libero_sim",
-    "test_quickstart_sim", "test_ranks", "test_real_console_page", "test_reward_models", "test_robot_live",
-    "test_robot_replay", "test_robotwin", "test_tabletop",
-}  # fmt: skip
-# What needs lerobot, timm or transformers, whose imports take up to ten CPU seconds each, goes to one worker.
+    "test_dualarm",
+    "test_house",
+    "test_libero_demonstrator",
+    "test_libero_perturb",
+    "test_libero_sim",
+    "test_quickstart_sim",
+    "test_ranks",
+    "test_real_console_page",
+    "test_reward_models",
+    "test_robot_live",
+    "test_robot_replay",
+    "test_robotwin",
+    "test_tabletop",
+}
+# What needs lerobot, timm or transformers, whose imports take up to ten CPU seconds each, goes to
+# one worker.
 LIBRARIES = {
-    "test_lerobot_policies", "test_openvla", "test_openvla_checkpoints", "test_openvla_runs", "test_real_lerobot",
+    "test_lerobot_policies",
+    "test_openvla",
+    "test_openvla_checkpoints",
+    "test_openvla_runs",
+    "test_real_lerobot",
     "test_real_so101",
-}  # fmt: skip
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -68,7 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def _real_sim_problem() -> str | None:
-    """Why the real simulation cannot run here, or None. Fixes the GL backend for this process on the way."""
+    """Why the real simulation cannot run here, or None. Fixes the GL backend for this process on
+    the way."""
     from sim.gl import ensure_backend
     from vla_rl.errors import MissingDependency
 
@@ -118,9 +139,11 @@ def script() -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``finished_run(*overrides)`` is the folder of a run of that config, which the first worker that asks makes for all.
+    """``finished_run(*overrides)`` is the folder of a run of that config, which the first worker
+    that asks makes for all.
 
-    Each worker has a copy of its own, which all of its tests share: who writes into it copies it once more.
+    Each worker has a copy of its own, which all of its tests share: who writes into it copies it
+    once more.
     """
     from filelock import FileLock
 
@@ -151,7 +174,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @pytest.fixture
 def paper_arm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tests/paper_arm.py, whose robot lerobot makes whatever it is asked for; lerobot's import takes seconds."""
+    """tests/paper_arm.py, whose robot lerobot makes whatever it is asked for; lerobot's import
+    takes seconds."""
     pytest.importorskip("lerobot")
     module = importlib.import_module("paper_arm")
     monkeypatch.setattr("lerobot.robots.utils.make_device_from_device_class", module.PaperArm)
@@ -160,7 +184,8 @@ def paper_arm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def ray_here():
-    """The one Ray of a test session, started by the first test that asks for it; runs with ``cluster=ray`` join it."""
+    """The one Ray of a test session, started by the first test that asks for it; runs with
+    ``cluster=ray`` join it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs ray")
     # by itself Ray gives up on its own processes after half a minute; a busy machine needs more
@@ -172,6 +197,7 @@ def ray_here():
     with ray_session(RayConfig(object_store_mib=100)) as ray:
         yield ray
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets the processes that it has ended
+            # Ray forgets the processes that it has ended
+            warnings.simplefilter("ignore", ResourceWarning)
             ray.shutdown()
             gc.collect()

@@ -1,4 +1,5 @@
-"""What every Simulator, Env and Policy must keep, as functions that any plug-in's tests can call."""
+"""What every Simulator, Env and Policy must keep, as functions that any plug-in's tests can
+call."""
 
 from __future__ import annotations
 
@@ -14,35 +15,62 @@ import vla_rl.optional
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator, ValuePolicy
 from vla_rl.specs import FAILURE_KINDS
-from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, SlotEvent, SlotObservation, SlotStep
+from vla_rl.types import (
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    SlotEvent,
+    SlotObservation,
+    SlotStep,
+)
 
 
 def check_embodiment(spec: EmbodimentSpec) -> None:
     """Its lists agree in length, its bounds are ordered, and it survives JSON."""
-    assert len(spec.action_units) == len(spec.action_low) == len(spec.action_high) == spec.action_dim > 0
+    assert (
+        len(spec.action_units)
+        == len(spec.action_low)
+        == len(spec.action_high)
+        == spec.action_dim
+        > 0
+    )
     assert all(low < high for low, high in zip(spec.action_low, spec.action_high))
     assert spec.control_hz > 0 and spec.cameras and spec.proprio_dim > 0
     assert EmbodimentSpec.from_dict(spec.to_dict()) == spec
 
 
-def check_observation(observation: SlotObservation, spec: EmbodimentSpec, privileged_dim: int) -> None:
+def check_observation(
+    observation: SlotObservation, spec: EmbodimentSpec, privileged_dim: int
+) -> None:
     """Shapes and dtypes are those that the embodiment declares."""
     assert set(observation.images) == set(spec.camera_names)
     for camera in spec.cameras:
         image = observation.images[camera.name]
         assert image.shape == (camera.height, camera.width, 3) and image.dtype == np.uint8
-    assert observation.proprio.shape == (spec.proprio_dim,) and observation.proprio.dtype == np.float32
+    assert (
+        observation.proprio.shape == (spec.proprio_dim,) and observation.proprio.dtype == np.float32
+    )
     assert np.isfinite(observation.proprio).all() and observation.instruction
     if privileged_dim:
-        assert observation.privileged.shape == (privileged_dim,) and observation.privileged.dtype == np.float32
+        assert (
+            observation.privileged.shape == (privileged_dim,)
+            and observation.privileged.dtype == np.float32
+        )
 
 
 def check_step(
-    step: SlotStep, spec: EmbodimentSpec, privileged_dim: int, chunk_length: int, *, may_cut: bool = False
+    step: SlotStep,
+    spec: EmbodimentSpec,
+    privileged_dim: int,
+    chunk_length: int,
+    *,
+    may_cut: bool = False,
 ) -> None:
-    """A chunk's result: rewards per control step, none past the end, at most one way to end, and to fail.
+    """A chunk's result: rewards per control step, none past the end, at most one way to end, and to
+    fail.
 
-    Where a person may take over (``may_cut``) a chunk may end before its last control step while the episode goes on.
+    Where a person may take over (``may_cut``) a chunk may end before its last control step while
+    the episode goes on.
     """
     check_observation(step.observation, spec, privileged_dim)
     assert step.rewards.shape == (chunk_length,) and step.rewards.dtype == np.float32
@@ -50,7 +78,10 @@ def check_step(
     assert not (step.terminated and step.truncated)
     ended = step.terminated or step.truncated
     assert step.executed == chunk_length or ended or may_cut
-    for array, shape in ((step.sent, (chunk_length, spec.action_dim)), (step.human, (chunk_length,))):
+    for array, shape in (
+        (step.sent, (chunk_length, spec.action_dim)),
+        (step.human, (chunk_length,)),
+    ):
         assert array is None or (array.shape == shape and np.isfinite(array).all())
     assert step.label_source and (step.human is None or step.human.dtype == np.bool_)
     assert step.failure == "" or (step.failure in FAILURE_KINDS and ended and not step.success)
@@ -68,7 +99,12 @@ def assert_same_observation(a: SlotObservation, b: SlotObservation) -> None:
 def assert_same_step(a: SlotStep, b: SlotStep) -> None:
     assert_same_observation(a.observation, b.observation)
     np.testing.assert_array_equal(a.rewards, b.rewards)
-    assert (a.executed, a.terminated, a.truncated, a.success) == (b.executed, b.terminated, b.truncated, b.success)
+    assert (a.executed, a.terminated, a.truncated, a.success) == (
+        b.executed,
+        b.terminated,
+        b.truncated,
+        b.success,
+    )
     assert (a.failure, a.label_source) == (b.failure, b.label_source)
     for mine, theirs in ((a.sent, b.sent), (a.human, b.human)):
         np.testing.assert_array_equal(mine, theirs)
@@ -77,11 +113,16 @@ def assert_same_step(a: SlotStep, b: SlotStep) -> None:
 def random_actions(spec: EmbodimentSpec, chunk_length: int, seed: int) -> np.ndarray:
     """A chunk float32 [h a], uniform within the physical bounds."""
     rng = np.random.default_rng(seed)
-    return rng.uniform(spec.action_low, spec.action_high, (chunk_length, spec.action_dim)).astype(np.float32)
+    return rng.uniform(spec.action_low, spec.action_high, (chunk_length, spec.action_dim)).astype(
+        np.float32
+    )
 
 
-def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chunks: int = 3) -> None:
-    """Determinism per episode whatever slot and history, clipping, splits, errors, and the end of an episode."""
+def check_simulator(
+    make: Callable[[], Simulator], *, chunk_length: int = 4, chunks: int = 3
+) -> None:
+    """Determinism per episode whatever slot and history, clipping, splits, errors, and the end
+    of an episode."""
     simulator, other = make(), make()
     spec, task = simulator.embodiment, simulator.tasks[0]
     check_embodiment(spec)
@@ -95,9 +136,12 @@ def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chu
     steps = [simulator.step(0, actions) for actions in plan]
     for step in steps:
         check_step(step, spec, simulator.privileged_dim, chunk_length)
-        assert not step.terminated, "random actions ended the episode: choose another initial state for this check"
+        assert not step.terminated, (
+            "random actions ended the episode: choose another initial state for this check"
+        )
 
-    # Another process's simulator, another slot, other episodes before it and in between: the same outcome.
+    # Another process's simulator, another slot, other episodes before it and in between: the same
+    # outcome.
     other.start(1, EpisodeSpec(simulator.tasks[-1].task_id, 8, seed=5))
     other.step(1, random_actions(spec, chunk_length, 99))
     assert_same_observation(first, other.start(1, episode))
@@ -118,13 +162,17 @@ def check_simulator(make: Callable[[], Simulator], *, chunk_length: int = 4, chu
     # The splits differ in their states and instructions.
     held_out = simulator.start(0, EpisodeSpec(task.task_id, 3, split="held_out"))
     assert held_out.instruction in (task.held_out_instructions or task.instructions)
-    assert not np.array_equal(held_out.images[spec.camera_names[0]], first.images[spec.camera_names[0]])
+    assert not np.array_equal(
+        held_out.images[spec.camera_names[0]], first.images[spec.camera_names[0]]
+    )
     with pytest.raises(UserError, match="no_such_task"):
         simulator.start(0, EpisodeSpec("no_such_task", 0))
 
     # Time runs out exactly at the horizon.
     simulator.start(0, episode)
-    still = np.tile(np.clip(0.0, spec.action_low, spec.action_high).astype(np.float32), (chunk_length, 1))
+    still = np.tile(
+        np.clip(0.0, spec.action_low, spec.action_high).astype(np.float32), (chunk_length, 1)
+    )
     executed = 0
     while True:
         step = simulator.step(0, still)
@@ -149,8 +197,11 @@ def ask(env: Env, slots: Sequence[int], send: Callable[[int], None]) -> dict[int
     return events
 
 
-def check_env(env: Env, make: Callable[[], Simulator], *, chunk_length: int = 4, chunks: int = 3) -> None:
-    """Each slot does what the simulator alone does; requests that make no sense are refused by name."""
+def check_env(
+    env: Env, make: Callable[[], Simulator], *, chunk_length: int = 4, chunks: int = 3
+) -> None:
+    """Each slot does what the simulator alone does; requests that make no sense are refused by
+    name."""
     simulator = make()
     spec, slots = env.embodiment, range(env.num_slots)
     assert spec == simulator.embodiment and env.tasks == simulator.tasks
@@ -159,7 +210,11 @@ def check_env(env: Env, make: Callable[[], Simulator], *, chunk_length: int = 4,
     episodes = [EpisodeSpec(env.tasks[s % len(env.tasks)].task_id, s, seed=s) for s in slots]
     started = ask(env, slots, lambda slot: env.start(slot, episodes[slot]))
     for slot in slots:
-        assert started[slot].step is None and started[slot].error is None and started[slot].episode == episodes[slot]
+        assert (
+            started[slot].step is None
+            and started[slot].error is None
+            and started[slot].episode == episodes[slot]
+        )
         assert_same_observation(started[slot].observation, simulator.start(slot, episodes[slot]))
     live = list(slots)
     for chunk in range(chunks):
@@ -172,8 +227,12 @@ def check_env(env: Env, make: Callable[[], Simulator], *, chunk_length: int = 4,
             if step.terminated or step.truncated:
                 live.remove(slot)
     slot = live[0]
-    with pytest.raises(UserError, match=f"Slot {slot}.*control step {chunks * chunk_length + 1} .*not finite"):
-        env.step(slot, np.array([[0.0] * spec.action_dim, [np.nan] * spec.action_dim], dtype=np.float32))
+    with pytest.raises(
+        UserError, match=f"Slot {slot}.*control step {chunks * chunk_length + 1} .*not finite"
+    ):
+        env.step(
+            slot, np.array([[0.0] * spec.action_dim, [np.nan] * spec.action_dim], dtype=np.float32)
+        )
     with pytest.raises(UserError, match="shape"):
         env.step(slot, np.zeros((chunk_length, spec.action_dim + 1), dtype=np.float32))
     with pytest.raises(UserError, match="no slot"):
@@ -185,12 +244,16 @@ def check_env(env: Env, make: Callable[[], Simulator], *, chunk_length: int = 4,
     simulator.close()
 
 
-def random_observation(spec: EmbodimentSpec, batch: int, seed: int = 0, instruction: str = "do it") -> Observation:
+def random_observation(
+    spec: EmbodimentSpec, batch: int, seed: int = 0, instruction: str = "do it"
+) -> Observation:
     """Random pixels and proprio for ``batch`` rows."""
     rng = np.random.default_rng(seed)
     return Observation(
         images={
-            c.name: torch.from_numpy(rng.integers(0, 256, (batch, c.height, c.width, 3), dtype=np.uint8))
+            c.name: torch.from_numpy(
+                rng.integers(0, 256, (batch, c.height, c.width, 3), dtype=np.uint8)
+            )
             for c in spec.cameras
         },
         proprio=torch.from_numpy(rng.normal(size=(batch, spec.proprio_dim)).astype(np.float32)),
@@ -199,10 +262,14 @@ def random_observation(spec: EmbodimentSpec, batch: int, seed: int = 0, instruct
 
 
 def check_offers(thing: object) -> None:
-    """What ``isinstance`` says of it is the same on every Python: from 3.12 on it sees no submodule, weight or buffer."""
+    """What ``isinstance`` says of it is the same on every Python: from 3.12 on it sees no
+    submodule, weight or buffer."""
     for module in (vla_rl.interfaces, vla_rl.optional):
         for asked in vars(module).values():
-            if not getattr(asked, "_is_runtime_protocol", False) or asked.__module__ != module.__name__:
+            if (
+                not getattr(asked, "_is_runtime_protocol", False)
+                or asked.__module__ != module.__name__
+            ):
                 continue
             parts = [part for part in asked.__mro__ if getattr(part, "_is_protocol", False)]
             names = {name for part in parts for name in (*vars(part), *part.__annotations__)}
@@ -213,8 +280,11 @@ def check_offers(thing: object) -> None:
             assert not hidden, f"{asked.__name__} cannot see {sorted(hidden)}"
 
 
-def check_policy(policy: Policy, observation: Observation | None = None, *, tolerance: float = 1e-4) -> None:
-    """Shapes, sampling fixed by the seeds whatever the batch, and an evaluation that agrees with what was recorded."""
+def check_policy(
+    policy: Policy, observation: Observation | None = None, *, tolerance: float = 1e-4
+) -> None:
+    """Shapes, sampling fixed by the seeds whatever the batch, and an evaluation that agrees with
+    what was recorded."""
     spec = policy.embodiment
     check_embodiment(spec)
     check_offers(policy)
@@ -229,25 +299,45 @@ def check_policy(policy: Policy, observation: Observation | None = None, *, tole
         fixed = [policy.act(observation, deterministic=True) for _ in range(2)]
     for out in (output, unseeded, *fixed):
         assert out.chunk.actions.shape == (b, policy.chunk_length, spec.action_dim)
-        assert out.chunk.valid.shape == (b, policy.chunk_length) and out.chunk.valid.dtype == torch.bool
-        assert torch.isfinite(out.chunk.actions).all() and torch.isfinite(out.behavior_log_prob).all()
-        assert out.behavior_log_prob.shape[0] == b and all(r.shape[0] == b for r in out.replay.values())
+        assert (
+            out.chunk.valid.shape == (b, policy.chunk_length)
+            and out.chunk.valid.dtype == torch.bool
+        )
+        assert (
+            torch.isfinite(out.chunk.actions).all() and torch.isfinite(out.behavior_log_prob).all()
+        )
+        assert out.behavior_log_prob.shape[0] == b and all(
+            r.shape[0] == b for r in out.replay.values()
+        )
         assert out.value is None or out.value.shape == (b,)
-    torch.testing.assert_close(shuffled.chunk.actions.flip(0), output.chunk.actions, rtol=0, atol=tolerance)
-    torch.testing.assert_close(alone.chunk.actions, output.chunk.actions[:1], rtol=0, atol=tolerance)
-    torch.testing.assert_close(fixed[0].chunk.actions, fixed[1].chunk.actions, rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        shuffled.chunk.actions.flip(0), output.chunk.actions, rtol=0, atol=tolerance
+    )
+    torch.testing.assert_close(
+        alone.chunk.actions, output.chunk.actions[:1], rtol=0, atol=tolerance
+    )
+    torch.testing.assert_close(
+        fixed[0].chunk.actions, fixed[1].chunk.actions, rtol=0, atol=tolerance
+    )
     if isinstance(policy, ValuePolicy):
         with torch.no_grad():
             value = policy.value(observation)
         assert (value is None) == (output.value is None)
-        assert value is None or (torch.equal(value, output.value) and torch.equal(value, fixed[0].value))
+        assert value is None or (
+            torch.equal(value, output.value) and torch.equal(value, fixed[0].value)
+        )
     if isinstance(policy, LikelihoodPolicy):
         replay = {name: tensor.clone() for name, tensor in output.replay.items()}
         evaluation = policy.evaluate(observation, replay)
-        assert evaluation.log_prob.shape == output.behavior_log_prob.shape == evaluation.entropy.shape
+        assert (
+            evaluation.log_prob.shape == output.behavior_log_prob.shape == evaluation.entropy.shape
+        )
         assert evaluation.log_prob.ndim == 1 + len(policy.log_prob_axes)
         torch.testing.assert_close(
-            evaluation.log_prob.detach().float(), output.behavior_log_prob.float(), rtol=0, atol=tolerance
+            evaluation.log_prob.detach().float(),
+            output.behavior_log_prob.float(),
+            rtol=0,
+            atol=tolerance,
         )
         evaluation.log_prob.sum().backward()
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]

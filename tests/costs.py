@@ -1,5 +1,6 @@
-"""CPU seconds of every test, its ended child processes among them: the run closes with the costliest and with what is too
-costly for the fast tier. Processes of Ray and threads of another test are not told apart from the test they run beside."""
+"""CPU seconds of every test, its ended child processes among them: the run closes with the
+costliest and with what is too costly for the fast tier. Processes of Ray and threads of another
+test are not told apart from the test they run beside."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def cpu_seconds() -> float:
 
 
 class Costs:
-    """One object in every worker, which measures, and one in the controller, which adds up what the reports bring."""
+    """One object in every worker, which measures, and one in the controller, which adds up what
+    the reports bring."""
 
     def __init__(self) -> None:
         self._mark = cpu_seconds()
@@ -34,7 +36,8 @@ class Costs:
     def pytest_runtest_makereport(self, item: pytest.Item):
         report = yield
         now = cpu_seconds()
-        report.cpu_seconds, self._mark = now - self._mark, now  # (xdist sends a report's attributes along)
+        # (xdist sends a report's attributes along)
+        report.cpu_seconds, self._mark = now - self._mark, now
         report.slow = item.get_closest_marker("slow") is not None
         return report
 

@@ -1,4 +1,5 @@
-"""A small env for `sim.gym`, registered by its import: go to the middle (or, by ``goal``, to the right)."""
+"""A small env for `sim.gym`, registered by its import: go to the middle (or, by ``goal``, to the
+right)."""
 
 from __future__ import annotations
 
@@ -15,9 +16,16 @@ class Dot(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def __init__(self, render_mode=None, goal="middle", observe="dict", tells="is_success", spoils=None):
+    def __init__(
+        self, render_mode=None, goal="middle", observe="dict", tells="is_success", spoils=None
+    ):
         self.spoils = spoils
-        self.render_mode, self.goal, self.observe, self.tells = render_mode, GOALS[goal], observe, tells
+        self.render_mode, self.goal, self.observe, self.tells = (
+            render_mode,
+            GOALS[goal],
+            observe,
+            tells,
+        )
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,10 +36,20 @@ class Dot(gymnasium.Env):
         self.place = np.clip(self.place + 0.2 * np.asarray(action, float), -1, 1)
         done = bool(np.linalg.norm(self.place - self.goal) < 0.15)
         if self.spoils:
-            return {**self._seen(), **self.spoils.get("seen", {})}, self.spoils.get("reward", 0.0), False, False, {
-                "is_success": self.spoils.get("success", False)
-            }
-        return self._seen(), -float(np.linalg.norm(self.place - self.goal)), done, False, {self.tells: done}
+            return (
+                {**self._seen(), **self.spoils.get("seen", {})},
+                self.spoils.get("reward", 0.0),
+                False,
+                False,
+                {"is_success": self.spoils.get("success", False)},
+            )
+        return (
+            self._seen(),
+            -float(np.linalg.norm(self.place - self.goal)),
+            done,
+            False,
+            {self.tells: done},
+        )
 
     def render(self):
         at = np.linspace(-1.1, 1.1, 16)
@@ -40,7 +58,11 @@ class Dot(gymnasium.Env):
 
     def _seen(self):
         state = self.place.astype(np.float32)
-        return state if self.observe == "vector" else {"pixels": {"top": self.render()}, "agent_pos": state}
+        return (
+            state
+            if self.observe == "vector"
+            else {"pixels": {"top": self.render()}, "agent_pos": state}
+        )
 
 
 class Forgetful(Dot):

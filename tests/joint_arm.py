@@ -1,4 +1,5 @@
-"""An arm of six hinges and a gripper, commanded in degrees, that goes where it is told at once; and its model in MJCF."""
+"""An arm of six hinges and a gripper, commanded in degrees, that goes where it is told at once;
+and its model in MJCF."""
 
 from __future__ import annotations
 
@@ -38,9 +39,18 @@ class JointArm:
         lows = np.array([-180.0] * 6 + [0.0])
         self.limits = Limits(joint_low=tuple(lows), joint_high=tuple(ends))
         self.embodiment = EmbodimentSpec(
-            name="paper", action_names=NAMES, action_units=("deg",) * 7, action_low=tuple(lows), action_high=tuple(ends),
-            frame="joints", rotation="none", gripper="none", control_hz=20.0, cameras=(), proprio_names=NAMES,
-        )  # fmt: skip
+            name="paper",
+            action_names=NAMES,
+            action_units=("deg",) * 7,
+            action_low=tuple(lows),
+            action_high=tuple(ends),
+            frame="joints",
+            rotation="none",
+            gripper="none",
+            control_hz=20.0,
+            cameras=(),
+            proprio_names=NAMES,
+        )
         self.place = np.array(REST if start is None else start, dtype=float)
         self.told: list[np.ndarray] = []
         self.now = 0.0
@@ -49,7 +59,16 @@ class JointArm:
 
     def observe(self) -> Measured:
         none = np.empty(0)
-        return Measured(self.now, none, none, self.place.copy(), np.zeros(7), self.place[6] / 100.0, none, self.place.copy())
+        return Measured(
+            self.now,
+            none,
+            none,
+            self.place.copy(),
+            np.zeros(7),
+            self.place[6] / 100.0,
+            none,
+            self.place.copy(),
+        )
 
     def command(self, reference: Reference) -> None:
         self.place = reference.joints.copy()

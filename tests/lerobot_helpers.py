@@ -1,4 +1,5 @@
-"""A robot, its observations and a language backbone of a few thousand parameters, for tests of lerobot's policies."""
+"""A robot, its observations and a language backbone of a few thousand parameters, for tests of
+lerobot's policies."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import torch
 from contracts import random_observation
 
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, RolloutBatch, Trajectory
+from vla_rl.types import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    RolloutBatch,
+    Trajectory,
+)
 
 SIZE, PROPRIO, ACTIONS, CHUNK = 32, 5, 3, 4
 SPEC = EmbodimentSpec(
@@ -28,14 +36,28 @@ SPEC = EmbodimentSpec(
     proprio_names=tuple("abcde"),
 )
 STATS = {
-    "action": {"low": [-0.5, -0.4, 0.0], "high": [0.5, 0.6, 1.0], "mean": [0.1, 0.0, 0.5], "std": [0.2, 0.3, 0.4]},
-    "observation.state": {"low": [-2.0] * 5, "high": [2.0] * 5, "mean": [0.1] * 5, "std": [1.5] * 5},
+    "action": {
+        "low": [-0.5, -0.4, 0.0],
+        "high": [0.5, 0.6, 1.0],
+        "mean": [0.1, 0.0, 0.5],
+        "std": [0.2, 0.3, 0.4],
+    },
+    "observation.state": {
+        "low": [-2.0] * 5,
+        "high": [2.0] * 5,
+        "mean": [0.1] * 5,
+        "std": [1.5] * 5,
+    },
 }
 for _values in STATS.values():
     _values |= {"q01": _values["low"], "q99": _values["high"]}
 
 
-_SPECIAL = {"fake_image_token": "<fake>", "image_token": "<image>", "global_image_token": "<global>"}
+_SPECIAL = {
+    "fake_image_token": "<fake>",
+    "image_token": "<image>",
+    "global_image_token": "<global>",
+}
 _SPECIAL["end_of_utterance_token"] = "<end>"
 _VOCABULARY = ["<pad>", "<unk>", "<s>", "</s>", *_SPECIAL.values(), "\n", *map(chr, range(32, 127))]
 WORDS = len(_VOCABULARY)
@@ -46,10 +68,15 @@ def write_tokenizer(folder: Path) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(_VOCABULARY)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(_VOCABULARY)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", extra_special_tokens=_SPECIAL
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens=_SPECIAL,
     )
     fast.save_pretrained(folder)
     return fast
@@ -57,18 +84,32 @@ def write_tokenizer(folder: Path) -> Any:
 
 def write_vlm(folder: Path) -> None:
     """A SmolVLM: its config, tokenizer and processors."""
-    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
+    from transformers import (
+        SmolVLMConfig,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+        SmolVLMVideoProcessor,
+    )
 
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     SmolVLMConfig(
-        vision_config=layers | {"hidden_size": 16, "image_size": SIZE, "patch_size": 8, "num_hidden_layers": 1},
+        vision_config=layers
+        | {"hidden_size": 16, "image_size": SIZE, "patch_size": 8, "num_hidden_layers": 1},
         text_config=layers
-        | {"model_type": "llama", "vocab_size": WORDS, "hidden_size": 32, "num_key_value_heads": 1, "head_dim": 16},
+        | {
+            "model_type": "llama",
+            "vocab_size": WORDS,
+            "hidden_size": 32,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+        },
         scale_factor=2,
         image_token_id=_VOCABULARY.index("<image>"),
         pad_token_id=0,
     ).save_pretrained(folder)
-    SmolVLMProcessor(SmolVLMImageProcessor(), write_tokenizer(folder), SmolVLMVideoProcessor()).save_pretrained(folder)
+    SmolVLMProcessor(
+        SmolVLMImageProcessor(), write_tokenizer(folder), SmolVLMVideoProcessor()
+    ).save_pretrained(folder)
 
 
 def observation(b: int = 3, seed: int = 0) -> Observation:
@@ -78,7 +119,10 @@ def observation(b: int = 3, seed: int = 0) -> Observation:
 
 
 def lerobot_batch(obs: Observation) -> dict[str, Any]:
-    images = {f"observation.images.{k}": v.permute(0, 3, 1, 2).float() / 255 for k, v in obs.images.items()}
+    images = {
+        f"observation.images.{k}": v.permute(0, 3, 1, 2).float() / 255
+        for k, v in obs.images.items()
+    }
     return {**images, "observation.state": obs.proprio, "task": list(obs.instruction)}
 
 
@@ -116,12 +160,22 @@ def four_rollouts(policy: Any) -> list[Trajectory]:
 
 
 def grpo_makes_the_better_likelier(policy: Any) -> None:
-    """Four rollouts of one start: before the first step ratios are 1, after it the better actions are likelier."""
+    """Four rollouts of one start: before the first step ratios are 1, after it the better
+    actions are likelier."""
     batch = RolloutBatch.from_trajectories(four_rollouts(policy))
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    config = PPOConfig(advantage="grpo", ratio_level="chunk", epochs=1, minibatch_size=4, learning_rate=1e-3, grad_clip=None)
+    config = PPOConfig(
+        advantage="grpo",
+        ratio_level="chunk",
+        epochs=1,
+        minibatch_size=4,
+        learning_rate=1e-3,
+        grad_clip=None,
+    )
     metrics = PPO(config, policy).update(batch, rewards)
-    assert metrics["ppo/behavior_gap_max"] < 1e-3 and metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["ppo/behavior_gap_max"] < 1e-3 and metrics["ppo/ratio_max"] == pytest.approx(
+        1.0, abs=1e-4
+    )
     with torch.no_grad():
         now = policy.evaluate(Observation.cat([observation(1)] * 4), batch.replay).log_prob
         change = (now - batch.behavior_log_prob)[:, :, :3].sum((1, 2, 3))

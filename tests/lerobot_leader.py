@@ -1,4 +1,5 @@
-"""A leader arm as somebody registers it with lerobot: two joints that rest where a test's follower is."""
+"""A leader arm as somebody registers it with lerobot: two joints that rest where a test's
+follower is."""
 
 from __future__ import annotations
 

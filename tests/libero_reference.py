@@ -1,4 +1,5 @@
-"""LIBERO's own environment as the reference of the tests: looked at only where a test compares, so that it stays fast."""
+"""LIBERO's own environment as the reference of the tests: looked at only where a test compares,
+so that it stays fast."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from sim.libero.plain import WatchedEnv
 from sim.libero.tasks import find_tasks
 from vla_rl.errors import UserError
 
-_INSTALLER = Path(__file__).resolve().parents[2] / "shared" / "libero" / "install"  # an offline copy beside the checkout
+# an offline copy beside the checkout
+_INSTALLER = Path(__file__).resolve().parents[2] / "shared" / "libero" / "install"
 
 
 @functools.cache
 def libero_problem() -> str | None:
     """Why LIBERO's scenes cannot be built here, or None.
 
-    Where the offline copy is at hand, all tests of this process take it: its textures are small, so that a scene is built
-    in half the time that the published assets take.
+    Where the offline copy is at hand, all tests of this process take it: its textures are small, so
+    that a scene is built in half the time that the published assets take.
     """
     try:
         root = package.root()
@@ -37,9 +39,15 @@ def libero_problem() -> str | None:
 def _prefer(root: Path, assets: Path) -> None:
     """Have LIBERO's own config file, which goes before the packages of assets, name this copy."""
     folder = Path(tempfile.mkdtemp(prefix="libero_config_"))
-    places = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files"}
+    places = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+    }
     places |= {"datasets": root.parent / "datasets", "assets": assets}
-    (folder / "config.yaml").write_text("".join(f'{name}: "{place}"\n' for name, place in places.items()))
+    (folder / "config.yaml").write_text(
+        "".join(f'{name}: "{place}"\n' for name, place in places.items())
+    )
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
 
 

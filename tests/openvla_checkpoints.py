@@ -1,4 +1,5 @@
-"""Tiny OpenVLA checkpoint folders in the upstream format, written key by key from its description (not by the policy)."""
+"""Tiny OpenVLA checkpoint folders in the upstream format, written key by key from its
+description (not by the policy)."""
 
 from __future__ import annotations
 
@@ -19,46 +20,84 @@ MASK = [True] * 6 + [False]
 STATISTICS = {
     "libero_spatial_no_noops": {
         "action": {
-            "mean": [0.0] * 7, "std": [0.3] * 7, "min": [-1.0] * 6 + [0.0], "max": [1.0] * 7,
-            "q01": [-0.8, -0.6, -0.4, -0.2, -0.1, -0.3, 0.0], "q99": [0.9, 0.7, 0.5, 0.2, 0.1, 0.3, 1.0], "mask": MASK,
+            "mean": [0.0] * 7,
+            "std": [0.3] * 7,
+            "min": [-1.0] * 6 + [0.0],
+            "max": [1.0] * 7,
+            "q01": [-0.8, -0.6, -0.4, -0.2, -0.1, -0.3, 0.0],
+            "q99": [0.9, 0.7, 0.5, 0.2, 0.1, 0.3, 1.0],
+            "mask": MASK,
         },
         "proprio": {
-            "mean": [0.0] * 8, "std": [1.0] * 8, "min": [-3.0] * 8, "max": [3.0] * 8,
-            "q01": [-2.0] * 8, "q99": [2.0] * 8,
+            "mean": [0.0] * 8,
+            "std": [1.0] * 8,
+            "min": [-3.0] * 8,
+            "max": [3.0] * 8,
+            "q01": [-2.0] * 8,
+            "q99": [2.0] * 8,
         },
-        "num_transitions": 52970, "num_trajectories": 432,
+        "num_transitions": 52970,
+        "num_trajectories": 432,
     }
-}  # fmt: skip
+}
 
 
-def libero_like(size: int = 32, action_names: tuple[str, ...] | None = None, proprio: int = PROPRIO) -> EmbodimentSpec:
-    """An embodiment of LIBERO's shape: two cameras, seven actions in ±1, eight proprio dimensions."""
+def libero_like(
+    size: int = 32, action_names: tuple[str, ...] | None = None, proprio: int = PROPRIO
+) -> EmbodimentSpec:
+    """An embodiment of LIBERO's shape: two cameras, seven actions in ±1, eight proprio
+    dimensions."""
     names = action_names or ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
     return EmbodimentSpec(
-        name="libero_like", action_names=names, action_units=("share",) * len(names), action_low=(-1.0,) * len(names),
-        action_high=(1.0,) * len(names), frame="world", rotation="axis_angle_delta", gripper="-1 open, +1 close",
+        name="libero_like",
+        action_names=names,
+        action_units=("share",) * len(names),
+        action_low=(-1.0,) * len(names),
+        action_high=(1.0,) * len(names),
+        frame="world",
+        rotation="axis_angle_delta",
+        gripper="-1 open, +1 close",
         control_hz=20.0,
         cameras=(CameraSpec("agentview", size, size), CameraSpec("wrist", size, size)),
         proprio_names=tuple(f"p{i}" for i in range(proprio)),
-    )  # fmt: skip
+    )
 
 
 def config_json() -> dict[str, Any]:
     sizes = {"embed_dim": TOWER, "depth": DEPTH, "num_heads": 2}
     return {
-        "architectures": ["OpenVLAForActionPrediction"], "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "model_type": "openvla",
         "auto_map": {"AutoConfig": "configuration_prismatic.OpenVLAConfig"},
-        "vision_backbone_id": "dinosiglip-vit-so-224px", "llm_backbone_id": "llama2-7b-pure",
-        "arch_specifier": "no-align+fused-gelu-mlp", "use_fused_vision_backbone": True,
-        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
-        "timm_override_act_layers": [None, None], "timm_model_args": [sizes, sizes],
-        "image_sizes": [IMAGE, IMAGE], "image_resize_strategy": "resize-naive", "llm_max_length": 2048,
-        "pad_token_id": 32000, "pad_to_multiple_of": 64, "n_action_bins": 256, "norm_stats": {}, "chunk_length": 2,
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "llm_backbone_id": "llama2-7b-pure",
+        "arch_specifier": "no-align+fused-gelu-mlp",
+        "use_fused_vision_backbone": True,
+        "timm_model_ids": [
+            "vit_large_patch14_reg4_dinov2.lvd142m",
+            "vit_so400m_patch14_siglip_224",
+        ],
+        "timm_override_act_layers": [None, None],
+        "timm_model_args": [sizes, sizes],
+        "image_sizes": [IMAGE, IMAGE],
+        "image_resize_strategy": "resize-naive",
+        "llm_max_length": 2048,
+        "pad_token_id": 32000,
+        "pad_to_multiple_of": 64,
+        "n_action_bins": 256,
+        "norm_stats": {},
+        "chunk_length": 2,
         "text_config": {
-            "model_type": "llama", "vocab_size": VOCABULARY, "pad_token_id": 32000, "hidden_size": WIDTH,
-            "intermediate_size": MLP, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "pad_token_id": 32000,
+            "hidden_size": WIDTH,
+            "intermediate_size": MLP,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
         },
-    }  # fmt: skip
+    }
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -103,7 +142,10 @@ def shapes() -> dict[str, tuple[int, ...]]:
     linear("projector.fc1", 2 * TOWER, 8 * TOWER)
     linear("projector.fc2", 8 * TOWER, WIDTH)
     linear("projector.fc3", WIDTH, WIDTH)
-    found["language_model.model.embed_tokens.weight"] = found["language_model.lm_head.weight"] = (VOCABULARY, WIDTH)
+    found["language_model.model.embed_tokens.weight"] = found["language_model.lm_head.weight"] = (
+        VOCABULARY,
+        WIDTH,
+    )
     for i in range(LAYERS):
         layer = f"language_model.model.layers.{i}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -111,21 +153,31 @@ def shapes() -> dict[str, tuple[int, ...]]:
         linear(f"{layer}.mlp.gate_proj", WIDTH, MLP, bias=False)
         linear(f"{layer}.mlp.up_proj", WIDTH, MLP, bias=False)
         linear(f"{layer}.mlp.down_proj", MLP, WIDTH, bias=False)
-        found[f"{layer}.input_layernorm.weight"] = found[f"{layer}.post_attention_layernorm.weight"] = (WIDTH,)
+        found[f"{layer}.input_layernorm.weight"] = found[
+            f"{layer}.post_attention_layernorm.weight"
+        ] = (WIDTH,)
     found["language_model.model.norm.weight"] = (WIDTH,)
     return found
 
 
 def random_weights(seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: torch.randn(shape, generator=generator) * 0.15 for name, shape in shapes().items()}
+    weights = {
+        name: torch.randn(shape, generator=generator) * 0.15 for name, shape in shapes().items()
+    }
     return {n: 1 + t if "norm" in n and n.endswith("weight") else t for n, t in weights.items()}
 
 
 def random_part(part: str, seed: int = 1) -> dict[str, Tensor]:
-    """State dict of an OFT extra as upstream's DDP training saves it, names prefixed by ``module.``"""
+    """State dict of an OFT extra as upstream's DDP training saves it, names prefixed by
+    ``module.``"""
     if part == "proprio_projector":
-        rows = {"fc1.weight": (WIDTH, PROPRIO), "fc1.bias": (WIDTH,), "fc2.weight": (WIDTH, WIDTH), "fc2.bias": (WIDTH,)}
+        rows = {
+            "fc1.weight": (WIDTH, PROPRIO),
+            "fc1.bias": (WIDTH,),
+            "fc2.weight": (WIDTH, WIDTH),
+            "fc2.bias": (WIDTH,),
+        }
     else:
         joined = WIDTH * ACTION
         rows = {"model.layer_norm1.weight": (joined,), "model.layer_norm1.bias": (joined,)}
@@ -137,47 +189,79 @@ def random_part(part: str, seed: int = 1) -> dict[str, Tensor]:
         rows |= {"model.layer_norm2.weight": (WIDTH,), "model.layer_norm2.bias": (WIDTH,)}
         rows |= {"model.fc2.weight": (ACTION, WIDTH), "model.fc2.bias": (ACTION,)}
     generator = torch.Generator().manual_seed(seed)
-    return {f"module.{name}": torch.randn(shape, generator=generator) * 0.2 for name, shape in rows.items()}
+    return {
+        f"module.{name}": torch.randn(shape, generator=generator) * 0.2
+        for name, shape in rows.items()
+    }
 
 
 def preprocessor_json() -> dict[str, Any]:
     """The published constants, and other ones under the keys that they override."""
-    dino = {"inplace": False, "mean": [0.484375, 0.455078125, 0.40625], "std": [0.228515625, 0.2236328125, 0.224609375]}
+    dino = {
+        "inplace": False,
+        "mean": [0.484375, 0.455078125, 0.40625],
+        "std": [0.228515625, 0.2236328125, 0.224609375],
+    }
     siglip = {"inplace": False, "mean": [0.5] * 3, "std": [0.5] * 3}
     return {
-        "image_processor_type": "PrismaticImageProcessor", "use_fused_vision_backbone": True,
-        "image_resize_strategy": "resize-naive", "input_sizes": [[3, IMAGE, IMAGE]] * 2,
-        "means": [[0.485, 0.456, 0.406], [0.5] * 3], "stds": [[0.229, 0.224, 0.225], [0.5] * 3],
+        "image_processor_type": "PrismaticImageProcessor",
+        "use_fused_vision_backbone": True,
+        "image_resize_strategy": "resize-naive",
+        "input_sizes": [[3, IMAGE, IMAGE]] * 2,
+        "means": [[0.485, 0.456, 0.406], [0.5] * 3],
+        "stds": [[0.229, 0.224, 0.225], [0.5] * 3],
         "tvf_normalize_params": [dino, siglip],
-    }  # fmt: skip
+    }
 
 
 def tokenizer_json() -> str:
-    """One token a character, with Llama's ids for BOS and the lone space, and a post-processor that puts BOS first."""
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 29871, "\n": 13} | {chr(c): 500 + c for c in range(33, 127)}
+    """One token a character, with Llama's ids for BOS and the lone space, and a post-processor
+    that puts BOS first."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 29871, "\n": 13} | {
+        chr(c): 500 + c for c in range(33, 127)
+    }
     return json.dumps(
         {
             "version": "1.0",
             "added_tokens": [
-                {"id": 1, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-                 "special": True}
+                {
+                    "id": 1,
+                    "content": "<s>",
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
             ],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             "post_processor": {
                 "type": "TemplateProcessing",
-                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                "single": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
+                "pair": [
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"Sequence": {"id": "B", "type_id": 0}},
+                ],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
             },
             "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>"},
         }
-    )  # fmt: skip
+    )
 
 
 def write_checkpoint(
-    folder: Path, *, weights: dict[str, Tensor] | None = None, parts: tuple[str, ...] = (), shards: int = 2, **config: Any
+    folder: Path,
+    *,
+    weights: dict[str, Tensor] | None = None,
+    parts: tuple[str, ...] = (),
+    shards: int = 2,
+    **config: Any,
 ) -> Path:
-    """A folder as the OFT authors publish it, but for a recorded chunk length and, with an L1 head, one picture.
+    """A folder as the OFT authors publish it, but for a recorded chunk length and, with an L1 head,
+    one picture.
 
     ``config`` overrides keys of config.json.
     """
@@ -190,9 +274,16 @@ def write_checkpoint(
     for i in range(shards):
         part = names[i::shards]
         file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({name: weights[name].contiguous() for name in part}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {name: weights[name].contiguous() for name in part},
+            folder / file,
+            metadata={"format": "pt"},
+        )
         weight_map |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in weights.values())}, "weight_map": weight_map}
+    index = {
+        "metadata": {"total_size": sum(t.nbytes for t in weights.values())},
+        "weight_map": weight_map,
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps({**config_json(), **config}))
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor_json()))

@@ -1,4 +1,5 @@
-"""A robot registered with lerobot that stands in for hardware; its import brings lerobot's, which takes seconds."""
+"""A robot registered with lerobot that stands in for hardware; its import brings lerobot's,
+which takes seconds."""
 
 from __future__ import annotations
 

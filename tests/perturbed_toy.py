@@ -1,4 +1,5 @@
-"""A toy env that declares perturbations, for tests of the evaluation loop: env.type=perturbed_toy:PerturbedToy."""
+"""A toy env that declares perturbations, for tests of the evaluation loop:
+env.type=perturbed_toy:PerturbedToy."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ class PerturbedToy(toy.ToyReach):
 def _perturbed(seen: SlotObservation, episode: EpisodeSpec) -> SlotObservation:
     name, level = episode.perturbed
     if name == "grey" and level == 2:
-        return replace(seen, images={camera: 0 * image + 128 for camera, image in seen.images.items()})
+        return replace(
+            seen, images={camera: 0 * image + 128 for camera, image in seen.images.items()}
+        )
     words = {"mute": "", "wrong": "go to the green"}.get(name, seen.instruction)
     return replace(seen, instruction=words)

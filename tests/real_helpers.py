@@ -12,7 +12,19 @@ import numpy as np
 
 from real import limits as limit_files
 from real.limits import Limits
-from real.messages import Beat, Chunk, Event, Grant, Hello, Input, Lease, Message, Notice, State, Writer
+from real.messages import (
+    Beat,
+    Chunk,
+    Event,
+    Grant,
+    Hello,
+    Input,
+    Lease,
+    Message,
+    Notice,
+    State,
+    Writer,
+)
 from real.robots.faults import Defects, Fault
 from real.robots.simulated import SimulatedRobot
 from real.robots.world import PointConfig, PointWorld
@@ -25,7 +37,9 @@ DT = 0.01
 
 def kill_child(process: subprocess.Popen, named: str) -> None:
     """Kill -9 the one child of ``process`` whose command line holds ``named``."""
-    listed = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid=,args="], capture_output=True, text=True)
+    listed = subprocess.run(
+        ["ps", "--ppid", str(process.pid), "-o", "pid=,args="], capture_output=True, text=True
+    )
     (child,) = [line.split()[0] for line in listed.stdout.splitlines() if named in line]
     os.kill(int(child), signal.SIGKILL)
 
@@ -40,25 +54,43 @@ class Clock:
         return self.now
 
 
-def point_robot(clock: Clock, *script: Fault, gain: float = 6.0, joints: bool = False, **defects) -> SimulatedRobot:
-    return SimulatedRobot(PointWorld(PointConfig(gain=gain, joints=joints)), Defects(script=script, **defects), clock)
+def point_robot(
+    clock: Clock, *script: Fault, gain: float = 6.0, joints: bool = False, **defects
+) -> SimulatedRobot:
+    return SimulatedRobot(
+        PointWorld(PointConfig(gain=gain, joints=joints)), Defects(script=script, **defects), clock
+    )
 
 
 def point_limits(robot: SimulatedRobot) -> Limits:
     if robot.capabilities.kind == "joints":
-        data = {"joint_speed": 0.4, "joint_acceleration": 20, "joint_jerk": 2000, "joint_step": 0.06}
+        data = {
+            "joint_speed": 0.4,
+            "joint_acceleration": 20,
+            "joint_jerk": 2000,
+            "joint_step": 0.06,
+        }
         data |= {"observation_age": 0.3, "joint_margin": 0.02}
-        return limit_files.parse(data, robot.limits, limit_files.needed("joints", False, False), "test")
-    return limit_files.load(LIMITS / "fake_point.yaml", robot.limits, limit_files.needed("cartesian", False, True))
+        return limit_files.parse(
+            data, robot.limits, limit_files.needed("joints", False, False), "test"
+        )
+    return limit_files.load(
+        LIMITS / "fake_point.yaml", robot.limits, limit_files.needed("cartesian", False, True)
+    )
 
 
 class Rig:
-    """A session in virtual time: a simulated arm, the supervisor, a policy and an operator who beat while ``alive``."""
+    """A session in virtual time: a simulated arm, the supervisor, a policy and an operator who
+    beat while ``alive``."""
 
     def __init__(self, robot: SimulatedRobot, clock: Clock, **config: Any):
         self.clock, self.robot = clock, robot
-        self.supervisor = Supervisor(robot, point_limits(robot), SupervisorConfig(**config), clock())
-        self.writers = {name: Writer(name, clock) for name in ("policy", "operator", "console", "other")}
+        self.supervisor = Supervisor(
+            robot, point_limits(robot), SupervisorConfig(**config), clock()
+        )
+        self.writers = {
+            name: Writer(name, clock) for name in ("policy", "operator", "console", "other")
+        }
         self.alive = {"policy", "operator"}
         self.tick, self.token, self.decision = -1, "", -1
         self.states: list[State] = []
@@ -71,7 +103,9 @@ class Rig:
             self.send(name, Hello, role=role, pid=1)
 
     def send(self, name: str, kind: type[Message], valid_s: float = 0.15, /, **fields: Any) -> None:
-        self.supervisor.receive(name, self.writers[name].make(kind, valid_s, **fields), self.clock())
+        self.supervisor.receive(
+            name, self.writers[name].make(kind, valid_s, **fields), self.clock()
+        )
         self._collect()
 
     def _collect(self) -> None:
@@ -85,7 +119,9 @@ class Rig:
             self.token = grant.token
         return grant.granted
 
-    def event(self, event: str, name: str = "operator", value: str = "", lease: str | None = None) -> None:
+    def event(
+        self, event: str, name: str = "operator", value: str = "", lease: str | None = None
+    ) -> None:
         token = self.token if lease is None else lease
         self.send(name, Event, name=event, value=value, at=self.clock(), lease=token)
 
@@ -100,10 +136,16 @@ class Rig:
         """From the policy, of what is current unless changed."""
         self.decision += 1
         fields = {
-            "epoch": self.supervisor.modes.epoch, "start": 0, "hz": 20.0, "decision": self.decision, "policy_version": "v0",
-            "obs_stamp": self.clock(), "prefix": 0, "delay": 0,
+            "epoch": self.supervisor.modes.epoch,
+            "start": 0,
+            "hz": 20.0,
+            "decision": self.decision,
+            "policy_version": "v0",
+            "obs_stamp": self.clock(),
+            "prefix": 0,
+            "delay": 0,
             "actions": tuple(tuple(float(x) for x in row) for row in np.atleast_2d(actions)),
-        }  # fmt: skip
+        }
         message = self.writers["policy"].make(Chunk, 0.15, **fields | changes)
         self.supervisor.receive("policy", message, self.clock())
         self._collect()
@@ -133,7 +175,13 @@ class Rig:
         if self.dead_man is None:
             self.send("operator", Lease, ask="renew", token=self.token, force=False)
             return
-        held = {"dead_man": self.dead_man, "axes": self.axes, "gripper": 0.0, "keys": (), "target": self.target}
+        held = {
+            "dead_man": self.dead_man,
+            "axes": self.axes,
+            "gripper": 0.0,
+            "keys": (),
+            "target": self.target,
+        }
         self.send("operator", Input, lease=self.token, device_stamp=0.0, **held)
 
     @property
@@ -149,7 +197,13 @@ class Rig:
 
 
 def rig(
-    *script: Fault, gain: float = 6.0, joints: bool = False, config: dict[str, Any] | None = None, **defects: Any
+    *script: Fault,
+    gain: float = 6.0,
+    joints: bool = False,
+    config: dict[str, Any] | None = None,
+    **defects: Any,
 ) -> Rig:
     clock = Clock()
-    return Rig(point_robot(clock, *script, gain=gain, joints=joints, **defects), clock, **config or {})
+    return Rig(
+        point_robot(clock, *script, gain=gain, joints=joints, **defects), clock, **config or {}
+    )

@@ -1,4 +1,5 @@
-"""Trajectories with pictures, made by hand: a bright square that moves to the right shows progress."""
+"""Trajectories with pictures, made by hand: a bright square that moves to the right shows
+progress."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def trajectory(
     truncated: bool | None = None,
     felt: bool = True,
 ) -> Trajectory:
-    """An episode whose frames (decisions and the end) show these positions; proprio [3] is gripper, x, y; 0 where the arm
-    does not feel them (``felt``)."""
+    """An episode whose frames (decisions and the end) show these positions; proprio [3] is gripper,
+    x, y; 0 where the arm does not feel them (``felt``)."""
     frames = torch.stack([picture(p, noise=noise) for p in positions])
     t = len(positions) - 1
     proprio = torch.tensor([[float(p > 0.5), p, 0.0] for p in positions]) * float(felt)
@@ -39,7 +40,9 @@ def trajectory(
     truncated = (not success) if truncated is None else truncated
 
     def observe(rows: slice) -> Observation:
-        return Observation({camera: frames[rows]}, proprio[rows], (instruction,) * len(frames[rows]))
+        return Observation(
+            {camera: frames[rows]}, proprio[rows], (instruction,) * len(frames[rows])
+        )
 
     return Trajectory(
         episode=EpisodeSpec(task, 0, group_id=group, **spec),
@@ -56,7 +59,9 @@ def trajectory(
     )
 
 
-def episodes(count: int = 20, length: int = 8, seed: int = 0, noise: float = 4.0, felt: bool = True) -> list[Trajectory]:
+def episodes(
+    count: int = 20, length: int = 8, seed: int = 0, noise: float = 4.0, felt: bool = True
+) -> list[Trajectory]:
     """Half successes that go all the way at differing speeds, half failures that turn back."""
     shown = {"noise": noise, "felt": felt}
     generator = torch.Generator().manual_seed(seed)
@@ -65,9 +70,17 @@ def episodes(count: int = 20, length: int = 8, seed: int = 0, noise: float = 4.0
         n = length + int(torch.randint(0, 4, (1,), generator=generator))
         steps = torch.linspace(0, 1, n)
         if i % 2 == 0:
-            out.append(trajectory(steps.tolist(), True, rollout_id=f"win-{seed}-{i}", **shown, group=i // 4))
+            out.append(
+                trajectory(
+                    steps.tolist(), True, rollout_id=f"win-{seed}-{i}", **shown, group=i // 4
+                )
+            )
         else:
             peak = 0.3 + 0.4 * float(torch.rand(1, generator=generator))
             path = peak * (1 - (2 * steps - 1).abs())
-            out.append(trajectory(path.tolist(), False, rollout_id=f"loss-{seed}-{i}", **shown, group=i // 4))
+            out.append(
+                trajectory(
+                    path.tolist(), False, rollout_id=f"loss-{seed}-{i}", **shown, group=i // 4
+                )
+            )
     return out

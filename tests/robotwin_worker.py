@@ -1,4 +1,5 @@
-"""What tests run in a process with RoboTwin's packages, where there is no pytest (see `test_robotwin.py`)."""
+"""What tests run in a process with RoboTwin's packages, where there is no pytest (see
+`test_robotwin.py`)."""
 
 from __future__ import annotations
 
@@ -26,11 +27,17 @@ def chunks(simulator: RoboTwinSimulator, start: np.ndarray) -> list[np.ndarray]:
 
 def state(task: Any) -> np.ndarray:
     joints = [entity.get_qpos() for entity in (task.robot.left_entity, task.robot.right_entity)]
-    return np.concatenate([*joints, *(np.concatenate([b.get_pose().p, b.get_pose().q]) for b in (task.block1, task.block2))])
+    return np.concatenate(
+        [
+            *joints,
+            *(np.concatenate([b.get_pose().p, b.get_pose().q]) for b in (task.block1, task.block2)),
+        ]
+    )
 
 
 def outcomes(simulator: RoboTwinSimulator, slots: tuple[int, ...]) -> list[tuple]:
-    """For each of ``slots`` in turn, with another episode between: states, pictures and proprioception after each chunk."""
+    """For each of ``slots`` in turn, with another episode between: states, pictures and
+    proprioception after each chunk."""
     found = []
     for slot in slots:
         first = simulator.start(slot, EpisodeSpec(TASK, 1))
@@ -39,13 +46,20 @@ def outcomes(simulator: RoboTwinSimulator, slots: tuple[int, ...]) -> list[tuple
         for chunk in chunks(simulator, first.proprio.astype(np.float64)):
             step = simulator.step(slot, chunk)
             simulator.step(slot + 10, chunks(simulator, other.proprio.astype(np.float64))[0])
-            seen.append((state(simulator.task(slot)), step.observation.images["head_camera"], step.observation.proprio))
+            seen.append(
+                (
+                    state(simulator.task(slot)),
+                    step.observation.images["head_camera"],
+                    step.observation.proprio,
+                )
+            )
         found.append((first.instruction, step.executed, step.truncated, seen))
     return found
 
 
 def upstream(simulator: RoboTwinSimulator, _: None) -> np.ndarray:
-    """The state after RoboTwin's own loop on the same chunks, as the branch has it: a chunk at once or action by action."""
+    """The state after RoboTwin's own loop on the same chunks, as the branch has it: a chunk at
+    once or action by action."""
     first = simulator.start(0, EpisodeSpec(TASK, 1))
     task = simulator.task(0)
     for chunk in chunks(simulator, first.proprio.astype(np.float64)):
@@ -58,8 +72,9 @@ def upstream(simulator: RoboTwinSimulator, _: None) -> np.ndarray:
 
 
 def reached(simulator: RoboTwinSimulator, slots: tuple[int, ...]) -> list[tuple]:
-    """With poses as actions, for each of ``slots`` in turn and another episode between: instruction, actions, executed and
-    truncated of both chunks, the state after each, and how far (m) each hand was then from where it was sent."""
+    """With poses as actions, for each of ``slots`` in turn and another episode between:
+    instruction, actions, executed and truncated of both chunks, the state after each, and how far
+    (m) each hand was then from where it was sent."""
     found = []
     for slot in slots:
         simulator.start(slot, EpisodeSpec(TASK, 1))
@@ -75,14 +90,17 @@ def reached(simulator: RoboTwinSimulator, slots: tuple[int, ...]) -> list[tuple]
             step = simulator.step(slot, np.array(plan))
             simulator.step(slot + 10, np.array(plan)[:1])
             now = [np.array(task.get_arm_pose(side)) for side in ("left", "right")]
-            off = [float(np.linalg.norm((there - sent)[:3])) for there, sent in zip(now, (left, right))]
+            off = [
+                float(np.linalg.norm((there - sent)[:3])) for there, sent in zip(now, (left, right))
+            ]
             ends.append((step.executed, step.truncated, state(task), off))
         found.append(ends)
     return found
 
 
 def published(simulator: RoboTwinSimulator, file: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Write ``file`` with RoboTwin's own code, a frame after each part of a chunk; the frames' states and pictures."""
+    """Write ``file`` with RoboTwin's own code, a frame after each part of a chunk; the frames'
+    states and pictures."""
     import h5py
     from envs.utils import pkl2hdf5
 
@@ -95,12 +113,15 @@ def published(simulator: RoboTwinSimulator, file: str) -> list[tuple[np.ndarray,
         pkl2hdf5.append_data_to_structure(content, frame)
     with h5py.File(file, "w") as opened:
         pkl2hdf5.create_hdf5_from_dict(opened, content)
-    return [(frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"]) for frame in frames]
+    return [
+        (frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"])
+        for frame in frames
+    ]
 
 
 def collected(simulator: RoboTwinSimulator, folder: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Let main's own scripts/collect_data.py collect an episode into ``folder``, but for its video, which wants ffmpeg; the
-    frames' states and pictures."""
+    """Let main's own scripts/collect_data.py collect an episode into ``folder``, but for its video,
+    which wants ffmpeg; the frames' states and pictures."""
     sys.path.append(str(simulator.checkout.root / "scripts"))
     import collect_data
     from envs.utils import pkl2hdf5
@@ -114,12 +135,22 @@ def collected(simulator: RoboTwinSimulator, folder: str) -> list[tuple[np.ndarra
         return frames[-1]
 
     task.get_obs = noted
-    collect_data.run(task, simulator.scene_options("train") | {"task_name": TASK, "save_path": folder, "episode_num": 1})
-    return [(frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"]) for frame in frames]
+    collect_data.run(
+        task,
+        simulator.scene_options("train")
+        | {"task_name": TASK, "save_path": folder, "episode_num": 1},
+    )
+    return [
+        (frame["joint_action"]["vector"], frame["observation"]["head_camera"]["rgb"])
+        for frame in frames
+    ]
 
 
-def demonstration(simulator: RoboTwinSimulator, _: None) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """A demonstration; what the instruction's placeholders stood for in its scene; what the expert said after it."""
+def demonstration(
+    simulator: RoboTwinSimulator, _: None
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """A demonstration; what the instruction's placeholders stood for in its scene; what the
+    expert said after it."""
     from sim.robotwin.collect import collect_episode
 
     simulator.start(1, EpisodeSpec(TASK, 1))

@@ -1,4 +1,5 @@
-"""A person's device for sessions of the point robot, which ``teleop=session_device:Raiser`` names: it pushes up."""
+"""A person's device for sessions of the point robot, which ``teleop=session_device:Raiser``
+names: it pushes up."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from real.teleop.protocol import DeviceLost, Sample
 
 
 class Raiser:
-    """Engaged while an episode runs, or ``always``. While the file ``unplugged`` is there, it does not answer."""
+    """Engaged while an episode runs, or ``always``. While the file ``unplugged`` is there, it
+    does not answer."""
 
     name = "raiser"
 

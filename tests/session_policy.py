@@ -1,4 +1,5 @@
-"""A policy for sessions of the point robot, which a checkpoint names: it always moves by ``move`` (m)."""
+"""A policy for sessions of the point robot, which a checkpoint names: it always moves by
+``move`` (m)."""
 
 from __future__ import annotations
 
@@ -22,11 +23,18 @@ class Mover(nn.Module):
         self.embodiment = embodiment
         self.move = nn.Parameter(torch.tensor(move))
 
-    def act(self, observation: Observation, *, deterministic: bool = False, seeds: Any = None) -> PolicyOutput:
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds: Any = None
+    ) -> PolicyOutput:
         b, h = len(observation), self.chunk_length
-        assert observation.instruction == ("raise the point",) * b or observation.instruction == ("",) * b
+        assert (
+            observation.instruction == ("raise the point",) * b
+            or observation.instruction == ("",) * b
+        )
         actions = self.move.detach().repeat(b, h, 1)
-        return PolicyOutput(ActionChunk(actions, torch.ones(b, h, dtype=torch.bool)), torch.zeros(b), {})
+        return PolicyOutput(
+            ActionChunk(actions, torch.ones(b, h, dtype=torch.bool)), torch.zeros(b), {}
+        )
 
     def config_dict(self) -> dict[str, Any]:
         return {"config": {}}
@@ -35,7 +43,9 @@ class Mover(nn.Module):
         return {}
 
     @classmethod
-    def from_config_dict(cls, data: dict[str, Any], embodiment: Any, files: dict[str, str]) -> Mover:
+    def from_config_dict(
+        cls, data: dict[str, Any], embodiment: Any, files: dict[str, str]
+    ) -> Mover:
         return cls(embodiment)
 
 

@@ -1,4 +1,5 @@
-"""lerobot's own SO-101 follower over a bus of this file: what it reads, what it was told, and what became of its torque."""
+"""lerobot's own SO-101 follower over a bus of this file: what it reads, what it was told, and
+what became of its torque."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from unittest.mock import MagicMock
 import pytest
 
 NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-RANGES = dict(zip(NAMES, ((1024, 3072), (800, 3200), (900, 3100), (1000, 3000), (0, 4095), (2000, 3500))))  # steps
+# steps
+RANGES = dict(
+    zip(NAMES, ((1024, 3072), (800, 3200), (900, 3100), (1000, 3000), (0, 4095), (2000, 3500)))
+)
 
 
 class FakeBus:
-    """In place of `FeetechMotorsBus`. ``torque`` per motor; ``calls`` in order; ``fault`` may raise at every read (its
-    number) and write (-1)."""
+    """In place of `FeetechMotorsBus`. ``torque`` per motor; ``calls`` in order; ``fault`` may raise
+    at every read (its number) and write (-1)."""
 
     made: FakeBus
     calibrated, held = True, False

@@ -1,4 +1,5 @@
-"""Critics, targets and actors against values worked out by hand, and small tasks that each learner solves."""
+"""Critics, targets and actors against values worked out by hand, and small tasks that each
+learner solves."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from policies.actors.direct import DirectActor
 from policies.actors.improved import CANDIDATES, ImprovedPolicy
 from policies.actors.own import OwnPolicy
 from policies.actors.residual import ACTION, ResidualPolicy
-from policies.actors.settings import DirectConfig, ImprovedConfig, OwnConfig, ResidualConfig, SteeredConfig
+from policies.actors.settings import (
+    DirectConfig,
+    ImprovedConfig,
+    OwnConfig,
+    ResidualConfig,
+    SteeredConfig,
+)
 from policies.actors.steered import LATENT, SteeredPolicy
 from policies.small import FEATURES, SmallConfig, SmallPolicy
 from vla_rl import build
@@ -42,26 +49,36 @@ from vla_rl.learning.learners import learner_for
 from vla_rl.learning.spool import learned_weights, take_weights
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory, Transitions
 
-ENDS = {name: [sign, sign] for names, sign in (("low q01", -1.0), ("high q99", 1.0)) for name in names.split()}
+ENDS = {
+    name: [sign, sign]
+    for names, sign in (("low q01", -1.0), ("high q99", 1.0))
+    for name in names.split()
+}
 STATS = {"mean": [0.0, 0.0], "std": [1.0, 1.0], **ENDS}
-FRAMES = ("vision", "projector", "trunk.llama.embed_tokens")  # what makes the frames of the trunk, which a replay keeps
+# what makes the frames of the trunk, which a replay keeps
+FRAMES = ("vision", "projector", "trunk.llama.embed_tokens")
 
 
-# ------------------------------------------------------------------------------------------------------------- critics
+# ------------------------------------------------------------------------------------------ critics
 def test_c51_projects_the_shifted_distribution_onto_the_bins():
     head = critics.C51Head(0.0, 1.0, 5)  # bins at 0, ¼, ½, ¾, 1
     certain = torch.full((1, 2, 5), -100.0)
     certain[0, 0, 2], certain[0, 1, 4] = 100.0, 100.0  # all mass at ½; at 1
     target = head.target(torch.tensor([0.2, 0.5]), torch.tensor([0.5, 0.9]), certain)
-    # 0.2 + 0.5·0.5 = 0.45: four fifths of the way from ¼ to ½. 0.5 + 0.9 = 1.4 is beyond the last bin.
-    torch.testing.assert_close(target, torch.tensor([[0.0, 0.2, 0.8, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]))
+    # 0.2 + 0.5·0.5 = 0.45: four fifths of the way from ¼ to ½. 0.5 + 0.9 = 1.4 is beyond the last
+    # bin.
+    torch.testing.assert_close(
+        target, torch.tensor([[0.0, 0.2, 0.8, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]])
+    )
     ended = head.target(torch.tensor([0.75]), torch.tensor([0.0]), certain[:, :1])
     torch.testing.assert_close(ended, torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0]]))
 
 
 def test_c51_takes_the_whole_distribution_of_the_critic_with_the_smallest_mean():
     head = critics.C51Head(0.0, 1.0, 3)
-    outputs = torch.tensor([[[0.0, 0.0, 50.0], [50.0, 0.0, 0.0]], [[0.0, 50.0, 0.0], [0.0, 0.0, 50.0]]])
+    outputs = torch.tensor(
+        [[[0.0, 0.0, 50.0], [50.0, 0.0, 0.0]], [[0.0, 50.0, 0.0], [0.0, 0.0, 50.0]]]
+    )
     target = head.target(torch.zeros(2), torch.ones(2), outputs)
     torch.testing.assert_close(target, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
 
@@ -70,11 +87,15 @@ def test_hl_gauss_spreads_a_value_as_a_gaussian_of_three_quarters_of_a_bin():
     head = critics.HLGaussHead(0.0, 1.0, 5)
     share = head.project(torch.tensor([0.5]))[0]
     phi = lambda z: 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))  # noqa: E731
-    middle = phi(0.5 / 0.75) - phi(-0.5 / 0.75)  # the middle bin reaches half a width to either side
+    # the middle bin reaches half a width to either side
+    middle = phi(0.5 / 0.75) - phi(-0.5 / 0.75)
     total = phi(2.5 / 0.75) - phi(-2.5 / 0.75)
     assert share[2].item() == pytest.approx(middle / total, abs=1e-6)
-    assert float(share.sum()) == pytest.approx(1.0) and head.value(share.log()).item() == pytest.approx(0.5, abs=1e-6)
-    assert float(head.project(torch.tensor([9.0]))[0].sum()) == pytest.approx(1.0)  # beyond the range: the last bin's own
+    assert float(share.sum()) == pytest.approx(1.0) and head.value(
+        share.log()
+    ).item() == pytest.approx(0.5, abs=1e-6)
+    # beyond the range: the last bin's own
+    assert float(head.project(torch.tensor([9.0]))[0].sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("head", ["mean", "hl_gauss", "c51"])
@@ -87,7 +108,9 @@ def test_each_head_learns_a_value(head):
     features, actions = torch.rand(64, 1), torch.rand(64, 1)
     for _ in range(300):
         outputs = net(features, actions)
-        target = own.target(0.3 * features[:, 0] + 0.5 * actions[:, 0], torch.zeros(64), outputs.detach())
+        target = own.target(
+            0.3 * features[:, 0] + 0.5 * actions[:, 0], torch.zeros(64), outputs.detach()
+        )
         loss = own.loss(outputs, target)
         optimizer.zero_grad()
         loss.backward()
@@ -110,7 +133,9 @@ def test_critics_are_independent_networks_evaluated_together():
     for layer in net.layers:
         x = x @ layer.weight[0] + layer.bias[0]
         if not layer.last:
-            x = torch.nn.functional.layer_norm(x, x.shape[-1:], layer.scale[0, 0], layer.shift[0, 0])
+            x = torch.nn.functional.layer_norm(
+                x, x.shape[-1:], layer.scale[0, 0], layer.shift[0, 0]
+            )
             x = torch.nn.functional.silu(x)
     torch.testing.assert_close(x.detach(), before[0])
 
@@ -118,15 +143,22 @@ def test_critics_are_independent_networks_evaluated_together():
 def test_a_random_subset_has_no_critic_twice():
     generator = torch.Generator().manual_seed(0)
     drawn = [critics.random_subset(10, 2, generator).tolist() for _ in range(200)]
-    assert all(len(set(pair)) == 2 for pair in drawn) and {i for pair in drawn for i in pair} == set(range(10))
+    assert all(len(set(pair)) == 2 for pair in drawn) and {
+        i for pair in drawn for i in pair
+    } == set(range(10))
     assert critics.random_subset(3, 0, generator).tolist() == [0, 1, 2]
 
 
 def test_cal_ql_leaves_values_alone_that_lie_below_what_the_data_earned():
-    proposed = torch.tensor([[[0.0, 0.0], [3.0, 3.0]]])  # one critic, two rows, two proposed actions each
+    # one critic, two rows, two proposed actions each
+    proposed = torch.tensor([[[0.0, 0.0], [3.0, 3.0]]])
     data, returns = torch.tensor([[1.0, 1.0]]), torch.tensor([2.0, 2.0])
-    assert critics.calibrated_gap(proposed, data, None).item() == pytest.approx(((0.0 - 1.0) + (3.0 - 1.0)) / 2)
-    assert critics.calibrated_gap(proposed, data, returns).item() == pytest.approx(((2.0 - 1.0) + (3.0 - 1.0)) / 2)
+    assert critics.calibrated_gap(proposed, data, None).item() == pytest.approx(
+        ((0.0 - 1.0) + (3.0 - 1.0)) / 2
+    )
+    assert critics.calibrated_gap(proposed, data, returns).item() == pytest.approx(
+        ((2.0 - 1.0) + (3.0 - 1.0)) / 2
+    )
     leaf = proposed.clone().requires_grad_()
     critics.calibrated_gap(leaf, data, returns).backward()
     assert not leaf.grad[0, 0].any() and leaf.grad[0, 1].all()  # the first row is not pushed down
@@ -134,11 +166,14 @@ def test_cal_ql_leaves_values_alone_that_lie_below_what_the_data_earned():
 
 def test_rewards_to_go_discount_by_control_steps():
     assert rewards_to_go(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([4, 2, 1]), 0.5).tolist() == [
-        0.5**4 * (1.0 + 0.25 * 2.0), 1.0 + 0.25 * 2.0, 2.0, 0.0,
-    ]  # fmt: skip
+        0.5**4 * (1.0 + 0.25 * 2.0),
+        1.0 + 0.25 * 2.0,
+        2.0,
+        0.0,
+    ]
 
 
-# --------------------------------------------------------------------------------------------------------- TD3 and SAC
+# -------------------------------------------------------------------------------------- TD3 and SAC
 def small(**config) -> SmallPolicy:
     torch.manual_seed(0)
     return SmallPolicy(SmallConfig(**{"hidden": [16], "pixels": 2, **config}), SPEC)
@@ -153,9 +188,17 @@ def batch_of(rewards: list[float], discounts: list[float], policy: SmallPolicy) 
     valid = torch.ones(n, 4, dtype=torch.bool)
     before, after = ({FEATURES: policy.features(seen(i, n))} for i in (0, 1))
     return Transitions(
-        seen(0, n), torch.zeros(n, 4, 2), valid, ~valid, torch.tensor(rewards), torch.tensor(discounts), seen(1, n),
-        before, after, ("online",) * n,
-    )  # fmt: skip
+        seen(0, n),
+        torch.zeros(n, 4, 2),
+        valid,
+        ~valid,
+        torch.tensor(rewards),
+        torch.tensor(discounts),
+        seen(1, n),
+        before,
+        after,
+        ("online",) * n,
+    )
 
 
 def constant(net: critics.Critics, values: list[float]) -> None:
@@ -171,7 +214,11 @@ def test_targets_take_the_smallest_critic_and_nothing_beyond_the_end():
     algorithm = TD3(TD3Config(critics=CriticsConfig(count=3, hidden=[8]), target_noise=0.0), policy)
     constant(algorithm._target[1], [5.0, -2.0, 3.0])
     batch = batch_of([1.0, 0.0, 1.0], [0.5, 0.25, 0.0], policy)
-    assert algorithm._targets(batch, batch.next_extra).tolist() == [1.0 + 0.5 * -2.0, 0.25 * -2.0, 1.0]
+    assert algorithm._targets(batch, batch.next_extra).tolist() == [
+        1.0 + 0.5 * -2.0,
+        0.25 * -2.0,
+        1.0,
+    ]
 
 
 def test_redq_takes_the_smallest_of_a_random_pair():
@@ -192,7 +239,9 @@ def test_targets_follow_slowly_and_the_actor_moves_every_other_update():
     before = [p.detach().clone() for p in algorithm.critics.parameters()]
     algorithm.update(draw)
     assert all(torch.equal(a, b) for a, b in zip(actor, policy.actor.parameters()))
-    for old, new, target in zip(before, algorithm.critics.parameters(), algorithm._target[1].parameters()):
+    for old, new, target in zip(
+        before, algorithm.critics.parameters(), algorithm._target[1].parameters()
+    ):
         torch.testing.assert_close(target, old + 0.25 * (new.detach() - old))
     algorithm.update(draw)
     assert any(not torch.equal(a, b) for a, b in zip(actor, policy.actor.parameters()))
@@ -201,8 +250,16 @@ def test_targets_follow_slowly_and_the_actor_moves_every_other_update():
 def test_a_persons_decisions_are_drawn_with_the_demonstrations(tmp_path):
     """Half of a batch, and the run's setting decides what of them lies in RAM."""
     policy = small()
-    algorithm = TD3(TD3Config(batch_size=32, start_decisions=1, critics=CriticsConfig(hidden=[8])), policy)
-    learner = learner_for(algorithm, tmp_path / "replay", 0, lambda: [("demonstrations", episode(0, t=2))], ram_bytes=0)
+    algorithm = TD3(
+        TD3Config(batch_size=32, start_decisions=1, critics=CriticsConfig(hidden=[8])), policy
+    )
+    learner = learner_for(
+        algorithm,
+        tmp_path / "replay",
+        0,
+        lambda: [("demonstrations", episode(0, t=2))],
+        ram_bytes=0,
+    )
     human = torch.zeros(20, 4, dtype=torch.bool)
     human[5:8] = True
     first_half, update = set(), algorithm.update
@@ -216,7 +273,11 @@ def test_a_persons_decisions_are_drawn_with_the_demonstrations(tmp_path):
         return update(look)
 
     algorithm.update = watched
-    learner.learn([dataclasses.replace(episode(100, t=20), is_human=human)], [torch.zeros(20)], torch.zeros(20))
+    learner.learn(
+        [dataclasses.replace(episode(100, t=20), is_human=human)],
+        [torch.zeros(20)],
+        torch.zeros(20),
+    )
     assert first_half == {0.0, 1.0, 105.0, 106.0, 107.0}
     assert all(table.on_disk_alone for table in learner.replay._tables.values())
 
@@ -224,17 +285,24 @@ def test_a_persons_decisions_are_drawn_with_the_demonstrations(tmp_path):
 def test_critics_learn_values_of_a_known_chain():
     """0 → 1 → 2 → end with reward 1: values γ⁸, γ⁴, 1 whatever is done."""
     policy, replay, generator = small(), Replay(), torch.Generator().manual_seed(0)
-    config = TD3Config(batch_size=64, gamma=0.9, critics=CriticsConfig(hidden=[32], tau=0.05, learning_rate=3e-3))
+    config = TD3Config(
+        batch_size=64, gamma=0.9, critics=CriticsConfig(hidden=[32], tau=0.05, learning_rate=3e-3)
+    )
     algorithm = TD3(config, policy)
     for _ in range(200):
         actions = 2.0 * torch.rand(3, 4, 2, generator=generator) - 1.0
-        trajectory, rewards = dataclasses.replace(episode(0), actions=actions), torch.tensor([0.0, 0.0, 1.0])
+        trajectory, rewards = (
+            dataclasses.replace(episode(0), actions=actions),
+            torch.tensor([0.0, 0.0, 1.0]),
+        )
         replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
     for _ in range(800):
         algorithm.update(functools.partial(replay.draw, generator=generator))
     with torch.no_grad():
         encoded = policy.features(seen(0, 3))
-        values = algorithm.head.value(algorithm.critics(encoded, policy.propose(encoded, {}, None)[0])).mean(0)
+        values = algorithm.head.value(
+            algorithm.critics(encoded, policy.propose(encoded, {}, None)[0])
+        ).mean(0)
     torch.testing.assert_close(values, torch.tensor([0.9**8, 0.9**4, 1.0]), rtol=0, atol=0.05)
 
 
@@ -255,9 +323,17 @@ def test_learning_goes_on_exactly_after_a_resume(kind):
         trajectory = episode(0, t=2)
         rewards = torch.tensor([0.0, 1.0])
         replay = Replay()
-        replay.add(cut(trajectory, algorithm.policy.chunk_length), rewards, extra=algorithm.annotate(trajectory, rewards))
+        replay.add(
+            cut(trajectory, algorithm.policy.chunk_length),
+            rewards,
+            extra=algorithm.annotate(trajectory, rewards),
+        )
         for _ in range(updates):
-            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)))
+            algorithm.update(
+                functools.partial(
+                    replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)
+                )
+            )
 
     learn(whole, 6)
     learn(first, 3)
@@ -273,7 +349,8 @@ def test_the_temperature_holds_the_entropy():
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
     algorithm = SAC(SACConfig(temperature=0.1, temperature_learning_rate=0.1), policy)
     value = torch.zeros(4, requires_grad=True)
-    algorithm._actor_loss(value, torch.full((4,), 5.0))  # far more certain than wanted: entropy −5 against −1
+    # far more certain than wanted: entropy −5 against −1
+    algorithm._actor_loss(value, torch.full((4,), 5.0))
     assert float(algorithm.temperature) > 0.1
     raised = float(algorithm.temperature)
     for _ in range(3):
@@ -290,13 +367,16 @@ def test_a_squashed_gaussian_has_its_density():
     latent, log_prob = policy.propose(policy.encode(frames), frames, noise)
     log_std = -5.0 + 6.0 * (torch.tensor([0.1, 0.4]).tanh() + 1.0) / 2.0
     normal = torch.distributions.Normal(torch.tensor([0.3, -0.2]), log_std.exp())
-    squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform(cache_size=1))
+    squashed = torch.distributions.TransformedDistribution(
+        normal, torch.distributions.TanhTransform(cache_size=1)
+    )
     torch.testing.assert_close(log_prob, squashed.log_prob(latent).sum(1), rtol=1e-4, atol=1e-4)
 
 
-# --------------------------------------------------------------------------------------------------------------- actors
+# ------------------------------------------------------------------------------------------- actors
 class Base(torch.nn.Module):
-    """A frozen policy that decides on four control steps: the first action is its observation's number / 100."""
+    """A frozen policy that decides on four control steps: the first action is its observation's
+    number / 100."""
 
     policy_type, embodiment, chunk_length = "base", SPEC, 4
 
@@ -307,7 +387,10 @@ class Base(torch.nn.Module):
 
     def frame_features(self, observation):
         numbers = observation.proprio[:, :1]
-        return {"visual": torch.cat([numbers, numbers.sin(), numbers.cos()], 1).half(), "state": observation.proprio / 10.0}
+        return {
+            "visual": torch.cat([numbers, numbers.sin(), numbers.cos()], 1).half(),
+            "state": observation.proprio / 10.0,
+        }
 
     def act(self, observation, *, deterministic=False, seeds=None):
         self.asked += len(observation)
@@ -341,16 +424,20 @@ def followed(policy: ResidualPolicy, numbers: range, **options) -> list[PolicyOu
 def test_an_untrained_residual_acts_as_the_frozen_policy_does_step_by_step():
     policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic"), Base())
     out = followed(policy, range(10), deterministic=True)
-    expected = [(n // 4 * 4) / 100.0 + 0.1 * (n % 4) for n in range(10)]  # decided anew at 0, 4 and 8
+    # decided anew at 0, 4 and 8
+    expected = [(n // 4 * 4) / 100.0 + 0.1 * (n % 4) for n in range(10)]
     assert [float(o.chunk.actions[0, 0, 0]) for o in out] == pytest.approx(expected, abs=1e-6)
     assert policy.base.asked == 3
 
 
 def test_a_correction_may_hold_for_several_control_steps():
-    policy = ResidualPolicy(ResidualConfig(hidden=[8], distribution="deterministic", hold=2, scale=0.1), Base())
+    policy = ResidualPolicy(
+        ResidualConfig(hidden=[8], distribution="deterministic", hold=2, scale=0.1), Base()
+    )
     with torch.no_grad():
         policy.actor[-1].bias.copy_(torch.tensor([50.0, -50.0]))
-    out = followed(policy, range(3), deterministic=True)  # two decisions a chunk: decided anew at 0 and 2
+    # two decisions a chunk: decided anew at 0 and 2
+    out = followed(policy, range(3), deterministic=True)
     first = [[[0.1, -0.1], [0.2, -0.2]], [[0.3, -0.3], [0.4, -0.4]], [[0.12, -0.12], [0.22, -0.22]]]
     torch.testing.assert_close(torch.cat([o.chunk.actions for o in out]), torch.tensor(first))
     shown = policy.annotate(cut(episode(0, t=3), 2))
@@ -378,8 +465,12 @@ def test_a_corrections_own_share_grows_with_practice():
 
 @pytest.mark.parametrize("kind", ["residual", "direct"])
 def test_deterministic_decisions_are_those_of_the_averaged_actor(kind):
-    """After n updates the average keeps min(average, n / (n + 10)) of itself: here 1/11 and 1/6 of weights 0, 1 and 0.5."""
-    make, config = {"residual": (ResidualPolicy, ResidualConfig), "direct": (DirectActor, DirectConfig)}[kind]
+    """After n updates the average keeps min(average, n / (n + 10)) of itself: here 1/11 and 1/6
+    of weights 0, 1 and 0.5."""
+    make, config = {
+        "residual": (ResidualPolicy, ResidualConfig),
+        "direct": (DirectActor, DirectConfig),
+    }[kind]
     policy = make(config(hidden=[8], average=0.999), Base())
     before = {name: x.clone() for name, x in policy.state_dict().items()}
     for bias in (1.0, 0.5):
@@ -388,21 +479,32 @@ def test_deterministic_decisions_are_those_of_the_averaged_actor(kind):
         policy.practised()
     assert policy.steady[1][-1].bias.tolist() == pytest.approx([10 / 11 / 6 + 0.5 * 5 / 6] * 4)
     unaveraged = make(config(hidden=[8]), Base())
-    own = {name: w for name, w in policy.state_dict().items() if not name.startswith("steady") and name != "averaged"}
+    own = {
+        name: w
+        for name, w in policy.state_dict().items()
+        if not name.startswith("steady") and name != "averaged"
+    }
     assert set(own) == set(unaveraged.state_dict())
     unaveraged.load_state_dict(own)
     chunks = {
-        mode: [p.act(seen(0, 1), deterministic=mode, seeds=[3]).chunk.actions for p in (policy, unaveraged)]
+        mode: [
+            p.act(seen(0, 1), deterministic=mode, seeds=[3]).chunk.actions
+            for p in (policy, unaveraged)
+        ]
         for mode in (True, False)
     }
     assert torch.equal(*chunks[False]) and not torch.equal(*chunks[True])
     with torch.no_grad():
         unaveraged.actor[-1].bias.copy_(policy.steady[1][-1].bias)
-    assert torch.equal(chunks[True][0], unaveraged.act(seen(0, 1), deterministic=True).chunk.actions)
+    assert torch.equal(
+        chunks[True][0], unaveraged.act(seen(0, 1), deterministic=True).chunk.actions
+    )
     again, elsewhere = make(policy.config, Base()), make(policy.config, Base())
     again.load_state_dict(policy.state_dict())
     changed = {name for name, x in policy.state_dict().items() if not torch.equal(x, before[name])}
-    assert {"averaged", "actor.3.bias", "steady.1.3.bias"} <= changed <= set(learned_weights(policy))
+    assert (
+        {"averaged", "actor.3.bias", "steady.1.3.bias"} <= changed <= set(learned_weights(policy))
+    )
     take_weights(elsewhere, learned_weights(policy))  # what another process acts with
     for other in (again, elsewhere):
         assert torch.equal(other.act(seen(0, 1), deterministic=True).chunk.actions, chunks[True][0])
@@ -412,13 +514,18 @@ def test_deterministic_decisions_are_those_of_the_averaged_actor(kind):
 
 def test_a_correction_is_bounded_and_only_in_its_dimensions():
     policy = ResidualPolicy(
-        ResidualConfig(hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]), Base()
+        ResidualConfig(
+            hidden=[8], distribution="deterministic", scale=0.2, dimensions=[SPEC.action_names[1]]
+        ),
+        Base(),
     )
     with torch.no_grad():
         policy.actor[-1].bias.fill_(50.0)  # as far up as it goes
     chunk = policy.act(seen(0, 1), deterministic=True).chunk.actions[0, 0]
     assert chunk.tolist() == pytest.approx([0.0, 0.2], abs=1e-6)
-    own = ResidualPolicy(ResidualConfig(hidden=[8], scale=0.1, scales={SPEC.action_names[1]: 1.5}), Base())
+    own = ResidualPolicy(
+        ResidualConfig(hidden=[8], scale=0.1, scales={SPEC.action_names[1]: 1.5}), Base()
+    )
     corrected = own.realize(torch.tensor([[1.0, -1.0]]), {ACTION: torch.tensor([[0.0, 1.0]])})
     assert corrected.tolist() == [pytest.approx([0.1, -0.5])]
     with pytest.raises(ConfigError, match=r"actor\.scales has 'claw'"):
@@ -426,7 +533,9 @@ def test_a_correction_is_bounded_and_only_in_its_dimensions():
     with pytest.raises(ConfigError, match=r"actor\.scales\.claw is 3\.0"):
         ResidualConfig(scales={"claw": 3.0})
     latent = torch.full((1, 2), 1.0)
-    assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [[pytest.approx(0.9), 1.0]]
+    assert policy.realize(latent, {ACTION: torch.tensor([[0.9, 0.9]])}).tolist() == [
+        [pytest.approx(0.9), 1.0]
+    ]
 
 
 def test_frames_of_an_episode_are_those_that_were_acted_on():
@@ -434,7 +543,8 @@ def test_frames_of_an_episode_are_those_that_were_acted_on():
     for t in (1, 6, 8):
         out = followed(policy, range(t), deterministic=True)
         one_step = dataclasses.replace(
-            cut(episode(0, t=t), 1), replay={name: torch.cat([o.replay[name] for o in out]) for name in out[0].replay}
+            cut(episode(0, t=t), 1),
+            replay={name: torch.cat([o.replay[name] for o in out]) for name in out[0].replay},
         )
         shown = policy.annotate(dataclasses.replace(one_step, replay={}))  # as of a demonstration
         kept = policy.annotate(one_step)
@@ -464,27 +574,36 @@ def test_a_steered_policy_turns_latent_actions_into_noise_and_back():
 def test_a_steered_policy_explores_with_the_frozen_policys_noise_until_its_actor_learned():
     policy = SteeredPolicy(SteeredConfig(hidden=[8], bound=3.0), Base())
     seeds = list(range(1000))
-    first = policy.act(seen(0, 1000), seeds=seeds).replay[LATENT] * 3.0  # 8000 numbers, of which 22 lie beyond the bound
-    assert float(first.mean()) == pytest.approx(0.0, abs=0.04) and float(first.std()) == pytest.approx(1.0, abs=0.03)
+    # 8000 numbers, of which 22 lie beyond the bound
+    first = policy.act(seen(0, 1000), seeds=seeds).replay[LATENT] * 3.0
+    assert float(first.mean()) == pytest.approx(0.0, abs=0.04) and float(
+        first.std()
+    ) == pytest.approx(1.0, abs=0.03)
     assert torch.equal(policy.act(seen(5, 2), seeds=[7, 7]).replay[LATENT] * 3.0, first[[7, 7]])
     assert not policy.act(seen(0, 3), deterministic=True).replay[LATENT].any()
     policy.practised()
     assert float(policy.act(seen(0, 1000), seeds=seeds).replay[LATENT].std() * 3.0) < 0.7
-    weights = {k: v for k, v in policy.state_dict().items() if k != "practice"}  # of a checkpoint of before
+    # of a checkpoint of before
+    weights = {k: v for k, v in policy.state_dict().items() if k != "practice"}
     assert policy.completed(weights)["practice"] == 1
 
 
 def test_a_policy_that_makes_two_chunks_of_one_noise_is_not_steered():
     base = Base()
     base.decode = lambda observation, noise, features=None: torch.rand_like(noise)
-    with pytest.raises(ConfigError, match=r"Base.decode made two chunks of one noise \(0.* half-ranges.*actor=resid"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Base.decode made two chunks of one noise \(0.* half-ranges.*actor=resid",
+    ):
         SteeredPolicy.from_base(SteeredConfig(hidden=[8]), base)
 
 
 def test_the_steering_actor_climbs_the_least_of_the_critics_of_noises():
     policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
     algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)
-    algorithm.noise_critics.forward = lambda encoded, latent: torch.stack([latent[:, :1], -3.0 * latent[:, :1]])
+    algorithm.noise_critics.forward = lambda encoded, latent: torch.stack(
+        [latent[:, :1], -3.0 * latent[:, :1]]
+    )
     frames = policy.base.frame_features(seen(0, 2))
     latent = torch.zeros(2, 8)
     latent[:, 0] = torch.tensor([0.5, -0.25])
@@ -493,9 +612,12 @@ def test_the_steering_actor_climbs_the_least_of_the_critics_of_noises():
 
 def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_actions():
     policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
-    algorithm = DSRL(DSRLConfig(batch_size=64, critics=CriticsConfig(hidden=[32], learning_rate=1e-2)), policy)
+    algorithm = DSRL(
+        DSRLConfig(batch_size=64, critics=CriticsConfig(hidden=[32], learning_rate=1e-2)), policy
+    )
 
-    def first_action(encoded, actions):  # a critic that values the first action; the second of the two asks for more
+    # a critic that values the first action; the second of the two asks for more
+    def first_action(encoded, actions):
         return torch.stack([actions[:, :1], actions[:, :1] + 1.0])
 
     algorithm.critics.forward = first_action
@@ -508,34 +630,51 @@ def test_the_critic_of_noises_learns_what_the_critic_of_actions_says_of_their_ac
     noise = torch.zeros(64, 4, 2)
     noise[:, 0, 0] = torch.linspace(-2.0, 2.0, 64)
     values = algorithm._value(encoded, policy.latent_of(noise), frames).detach()
-    torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)  # (of the two the least)
+    # (of the two the least)
+    torch.testing.assert_close(values[0], 0.1 * noise[:, 0, 0], rtol=0, atol=0.05)
 
 
 def test_dsrl_bootstraps_from_what_the_frozen_policy_makes_of_the_actors_noise():
     policy = SteeredPolicy(SteeredConfig(hidden=[8]), Base())
     algorithm = DSRL(DSRLConfig(critics=CriticsConfig(hidden=[8])), policy)
-    algorithm._target[1].forward = lambda encoded, actions: torch.stack([actions.sum(1, keepdim=True)] * 2)
+    algorithm._target[1].forward = lambda encoded, actions: torch.stack(
+        [actions.sum(1, keepdim=True)] * 2
+    )
     state = algorithm.generator.get_state()
     frames = policy.base.frame_features(seen(1, 3))
     latent, _ = policy.propose(policy.encode(frames), frames, algorithm._normal(3))
     algorithm.generator.set_state(state)
     valid = torch.ones(3, 4, dtype=torch.bool)
     batch = Transitions(
-        seen(0, 3), torch.zeros(3, 4, 2), valid, ~valid, torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.0]),
-        seen(1, 3), {}, frames, ("online",) * 3,
-    )  # fmt: skip
+        seen(0, 3),
+        torch.zeros(3, 4, 2),
+        valid,
+        ~valid,
+        torch.tensor([1.0, 0.0, 0.0]),
+        torch.tensor([0.5, 0.5, 0.0]),
+        seen(1, 3),
+        {},
+        frames,
+        ("online",) * 3,
+    )
     beyond = 0.1 * 1.5 * latent.detach().sum(1)
-    torch.testing.assert_close(algorithm._targets(batch, frames).detach(), batch.rewards + batch.discounts * beyond)
+    torch.testing.assert_close(
+        algorithm._targets(batch, frames).detach(), batch.rewards + batch.discounts * beyond
+    )
 
 
 def test_the_support_penalty_counts_what_exceeds_the_limit():
     policy = SteeredPolicy(SteeredConfig(hidden=[8], bound=2.0), Base())
-    algorithm = DSRL(DSRLConfig(support_coef=0.1, support_limit=3.0, critics=CriticsConfig(hidden=[8])), policy)
+    algorithm = DSRL(
+        DSRLConfig(support_coef=0.1, support_limit=3.0, critics=CriticsConfig(hidden=[8])), policy
+    )
     latent = torch.zeros(2, 8)
     latent[0, 0], latent[1] = 0.5, 1.0  # ½‖noise‖²: ½, and ½ · 8 · 4 = 16
     assert algorithm._penalty(latent).item() == pytest.approx(0.1 * (0.0 + 13.0) / 2)
-    shared = SteeredPolicy(SteeredConfig(hidden=[8], bound=2.0, repeat=True), Base())  # two numbers for four control steps
-    algorithm = DSRL(DSRLConfig(support_coef=0.1, critics=CriticsConfig(hidden=[8])), shared)  # limit: half of the two
+    # two numbers for four control steps
+    shared = SteeredPolicy(SteeredConfig(hidden=[8], bound=2.0, repeat=True), Base())
+    # limit: half of the two
+    algorithm = DSRL(DSRLConfig(support_coef=0.1, critics=CriticsConfig(hidden=[8])), shared)
     assert algorithm._penalty(torch.ones(3, 2)).item() == pytest.approx(0.1 * (0.5 * 2 * 4.0 - 1.0))
 
 
@@ -551,17 +690,25 @@ def test_learning_leaves_the_frozen_policy_as_it_was():
         before = {name: p.detach().clone() for name, p in policy.named_parameters()}
         policy.train()
         for _ in range(4):
-            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(0)))
-        changed = {n.split(".")[0] for n, p in policy.named_parameters() if not torch.equal(p, before[n])}
+            algorithm.update(
+                functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
+            )
+        changed = {
+            n.split(".")[0] for n, p in policy.named_parameters() if not torch.equal(p, before[n])
+        }
         assert changed == {"actor", "encoder"}
 
 
-# --------------------------------------------------------------------------------------------------------------- PA-RL
+# -------------------------------------------------------------------------------------------- PA-RL
 class Proposer(Base):
     """A base that also learns: it proposes its weight plus noise for every number."""
 
     def act(self, observation, *, deterministic=False, seeds=None):
-        noise = 0.0 if deterministic else torch.randn(len(seeds), 4, 2, generator=torch.Generator().manual_seed(seeds[0]))
+        noise = (
+            0.0
+            if deterministic
+            else torch.randn(len(seeds), 4, 2, generator=torch.Generator().manual_seed(seeds[0]))
+        )
         actions = (self.weight.detach() - 1.0 + 0.3 * noise) * torch.ones(len(observation), 4, 2)
         valid = torch.ones(actions.shape[:2], dtype=torch.bool)
         return PolicyOutput(ActionChunk(actions, valid), torch.zeros(len(actions)), {})
@@ -573,14 +720,20 @@ class Proposer(Base):
 
 
 def test_the_best_proposals_climb_the_critic_and_keep_their_best_point():
-    policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=4, keep=2, steps=3, step_size=0.1), Proposer())
-    policy.judge = lambda encoded, actions: -(actions[..., 0] - 0.25).abs()  # best at 0.25 in the first dimension
+    policy = ImprovedPolicy(
+        ImprovedConfig(encoder=8, samples=4, keep=2, steps=3, step_size=0.1), Proposer()
+    )
+    # best at 0.25 in the first dimension
+    policy.judge = lambda encoded, actions: -(actions[..., 0] - 0.25).abs()
     actions = torch.zeros(1, 4, 8)
     actions[0, :, 0] = torch.tensor([-0.9, 0.0, 0.2, 0.9])
     chosen, value = policy.improve(torch.zeros(1, 4), actions)
     # 0.2 → 0.3 → 0.2 → 0.3, which is as near; 0.0 → 0.1 → 0.2 → 0.3. The other two were left out.
     assert sorted(round(float(v), 4) for v in value[0]) == [-0.05, -0.05]
-    assert all(0.2 - 1e-6 <= float(x) <= 0.3 + 1e-6 for x in chosen[0, :, 0]) and not chosen[0, :, 1:].any()
+    assert (
+        all(0.2 - 1e-6 <= float(x) <= 0.3 + 1e-6 for x in chosen[0, :, 0])
+        and not chosen[0, :, 1:].any()
+    )
 
 
 def test_pa_rl_teaches_the_policy_what_its_critic_prefers():
@@ -588,10 +741,16 @@ def test_pa_rl_teaches_the_policy_what_its_critic_prefers():
     base = Proposer()
     policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=8, keep=4), base)
     config = PARLConfig(
-        batch_size=32, imitation_batch=32, learning_rate=0.02, actor_every=1, critics=CriticsConfig(hidden=[16])
+        batch_size=32,
+        imitation_batch=32,
+        learning_rate=0.02,
+        actor_every=1,
+        critics=CriticsConfig(hidden=[16]),
     )
     algorithm = PARL(config, policy)
-    algorithm.critics.forward = lambda encoded, actions: -(actions.mean(1) - 0.5).square()[None, :, None].expand(2, -1, 1)
+    algorithm.critics.forward = lambda encoded, actions: (
+        -(actions.mean(1) - 0.5).square()[None, :, None].expand(2, -1, 1)
+    )
     algorithm.critic_optimizer.step = lambda *_: None
     replay, rewards = Replay(), torch.tensor([0.0, 1.0])
     trajectory = episode(0, t=2)
@@ -609,7 +768,12 @@ def test_pa_rl_imitates_rows_of_every_source():
     """A batch holds its demonstrations first."""
     base, seen_numbers = Proposer(), set()
     policy = ImprovedPolicy(ImprovedConfig(encoder=8, samples=4, keep=2, steps=1), base)
-    algorithm = PARL(PARLConfig(batch_size=8, imitation_batch=4, actor_every=1, critics=CriticsConfig(hidden=[8])), policy)
+    algorithm = PARL(
+        PARLConfig(
+            batch_size=8, imitation_batch=4, actor_every=1, critics=CriticsConfig(hidden=[8])
+        ),
+        policy,
+    )
     replay = Replay()
     for first, source in ((0, "demonstrations"), (50, "online")):
         trajectory, rewards = episode(first, t=2), torch.zeros(2)
@@ -629,15 +793,22 @@ def test_pa_rl_imitates_rows_of_every_source():
 
 def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     config = configs.compose(["run=toy", "actor=improved", "algorithm=parl"])
-    base = build.implementation("policy", "nano_vla").from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
+    base = build.implementation("policy", "nano_vla").from_statistics(
+        config.policy, SPEC, STATS, STATS, seed=0
+    )
     built = build.implementation("actor", "improved").from_base(config.actor, base)
     check_policy(built, Observation.blank(SPEC, 3))
     algorithm = PARL(config.algorithm, built)
     out = built.act(seen(0, 3), seeds=[1, 2, 3])
     alone = built.act(seen(1, 1), seeds=[2])
-    assert out.replay[CANDIDATES].shape == (3, 16, 8) and torch.equal(out.replay[CANDIDATES][1:2], alone.replay[CANDIDATES])
+    assert out.replay[CANDIDATES].shape == (3, 16, 8) and torch.equal(
+        out.replay[CANDIDATES][1:2], alone.replay[CANDIDATES]
+    )
     torch.testing.assert_close(out.chunk.actions[1:2], alone.chunk.actions, rtol=0, atol=1e-4)
-    trajectory, rewards = dataclasses.replace(episode(0), replay=out.replay), torch.tensor([0.0, 0.0, 1.0])
+    trajectory, rewards = (
+        dataclasses.replace(episode(0), replay=out.replay),
+        torch.tensor([0.0, 0.0, 1.0]),
+    )
     replay = Replay()
     replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
     before = {name: p.detach().clone() for name, p in base.named_parameters()}
@@ -653,7 +824,7 @@ def test_an_improved_policy_is_saved_as_the_policy_beneath(tmp_path):
     assert torch.equal(a, b)
 
 
-# ----------------------------------------------------------------------------------------------------------------- IQL
+# ---------------------------------------------------------------------------------------------- IQL
 def test_expectiles_and_weights_by_hand():
     gap = torch.tensor([1.0, -2.0])  # 0.7·1 and 0.3·4, in the mean
     assert float(expectile_loss(gap, 0.7)) == pytest.approx((0.7 + 1.2) / 2)
@@ -676,7 +847,9 @@ def test_an_expectile_is_what_balances_the_weighted_distances():
 @pytest.mark.parametrize("head", ["mean", "hl_gauss", "c51"])
 def test_iqls_targets_bootstrap_from_the_value_of_states_and_ask_for_no_action(head):
     policy = small()
-    algorithm = IQL(IQLConfig(critics=CriticsConfig(hidden=[8], head=head, low=-1.0, high=1.0, bins=5)), policy)
+    algorithm = IQL(
+        IQLConfig(critics=CriticsConfig(hidden=[8], head=head, low=-1.0, high=1.0, bins=5)), policy
+    )
     policy.propose = None  # whoever asks for an action, fails
     constant(algorithm.value, [0.5])
     batch = batch_of([0.5, -0.25, 1.0], [0.5, 0.5, 0.0], policy)
@@ -687,7 +860,9 @@ def test_iqls_targets_bootstrap_from_the_value_of_states_and_ask_for_no_action(h
         means = (target * torch.linspace(-1.0, 1.0, 5)).sum(1)
         torch.testing.assert_close(means[1], torch.tensor(0.0), atol=1e-6, rtol=0)
         if head == "c51":  # halfway between two bins, and on bins
-            torch.testing.assert_close(target, torch.tensor([[0, 0, 0, 0.5, 0.5], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1.0]]))
+            torch.testing.assert_close(
+                target, torch.tensor([[0, 0, 0, 0.5, 0.5], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1.0]])
+            )
 
 
 def test_iqls_advantage_is_the_smallest_critic_less_the_value():
@@ -696,25 +871,35 @@ def test_iqls_advantage_is_the_smallest_critic_less_the_value():
     constant(algorithm._target[1], [0.75, 0.5])
     constant(algorithm.value, [0.125])
     batch = batch_of([0.0], [1.0], policy)
-    assert algorithm.advantages(batch.extra, algorithm._taken(batch, batch.extra)).tolist() == [0.375]
+    assert algorithm.advantages(batch.extra, algorithm._taken(batch, batch.extra)).tolist() == [
+        0.375
+    ]
 
 
 def test_a_gaussian_imitates_by_weight_and_only_what_was_executed():
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=2), Base())
     with torch.no_grad():
-        policy.actor[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 0.0]))  # means, then raw spreads
-    batch, frames = batch_of([0.0, 0.0], [1.0, 1.0], small()), policy.base.frame_features(seen(0, 2))
+        # means, then raw spreads
+        policy.actor[-1].bias.copy_(torch.tensor([0.0, 0.0, 9.0, 9.0, 0.0, 0.0, 0.0, 0.0]))
+    batch, frames = (
+        batch_of([0.0, 0.0], [1.0, 1.0], small()),
+        policy.base.frame_features(seen(0, 2)),
+    )
     actions = torch.tensor([[[0.5, -0.5], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
     valid = torch.tensor([[True, False], [True, False]])
     batch = dataclasses.replace(batch, actions=actions, valid=valid, is_human=~valid)
-    loss, _ = policy.weighted_loss(batch, policy.encode(frames), frames, torch.tensor([3.0, 1.0]), torch.Generator())
+    loss, _ = policy.weighted_loss(
+        batch, policy.encode(frames), frames, torch.tensor([3.0, 1.0]), torch.Generator()
+    )
     log_std = -5.0 + 6.0 * 0.5  # tanh(0) is the middle
     first = 2 * (0.5 * (math.atanh(0.5) / math.exp(log_std)) ** 2 + log_std)
     assert float(loss.detach()) == pytest.approx((3.0 * first + 1.0 * 2 * log_std) / 2, rel=1e-5)
 
 
 def test_a_residual_imitates_the_mean_correction_of_what_was_executed():
-    policy = ResidualPolicy(ResidualConfig(hidden=[8], encoder=8, hold=2, scale=0.5, dimensions=[]), Base())
+    policy = ResidualPolicy(
+        ResidualConfig(hidden=[8], encoder=8, hold=2, scale=0.5, dimensions=[]), Base()
+    )
     batch = dataclasses.replace(
         batch_of([0.0], [1.0], small()),
         actions=torch.tensor([[[0.3, 0.0], [0.5, 0.2]]]),
@@ -723,13 +908,22 @@ def test_a_residual_imitates_the_mean_correction_of_what_was_executed():
     )
     frames = {ACTION: torch.tensor([[0.1, 0.0, 0.2, 0.0]])}
     latent, counts = policy.imitable(batch, frames)
-    torch.testing.assert_close(latent, torch.tensor([[(0.2 + 0.3) / 2 / 0.5, (0.0 + 0.2) / 2 / 0.5]]))
+    torch.testing.assert_close(
+        latent, torch.tensor([[(0.2 + 0.3) / 2 / 0.5, (0.0 + 0.2) / 2 / 0.5]])
+    )
     assert counts.tolist() == [[1.0, 1.0]]
-    human = torch.tensor([[True, False]])  # of the first control step a person asked for less than what was sent
+    # of the first control step a person asked for less than what was sent
+    human = torch.tensor([[True, False]])
     asked = torch.tensor([[[0.2, 0.0], [0.0, 0.0]]])
-    shown = dataclasses.replace(batch, is_human=human, proposed=asked, proposed_known=torch.tensor([True]))
-    assert torch.equal(shown.labels, torch.tensor([[[0.2, 0.0], [0.5, 0.2]]])) and torch.equal(batch.labels, batch.actions)
-    torch.testing.assert_close(policy.imitable(shown, frames)[0][0, 0], torch.tensor((0.1 + 0.3) / 2 / 0.5))
+    shown = dataclasses.replace(
+        batch, is_human=human, proposed=asked, proposed_known=torch.tensor([True])
+    )
+    assert torch.equal(shown.labels, torch.tensor([[[0.2, 0.0], [0.5, 0.2]]])) and torch.equal(
+        batch.labels, batch.actions
+    )
+    torch.testing.assert_close(
+        policy.imitable(shown, frames)[0][0, 0], torch.tensor((0.1 + 0.3) / 2 / 0.5)
+    )
     cut_short = dataclasses.replace(batch, valid=torch.tensor([[True, False]]))
     torch.testing.assert_close(policy.imitable(cut_short, frames)[0], torch.tensor([[0.4, 0.0]]))
 
@@ -747,21 +941,29 @@ def test_the_policy_itself_imitates_decisions_in_proportion_to_their_weights():
     batch = batch_of([0.0] * 3, [1.0] * 3, small())
     batch = dataclasses.replace(batch, extra=base.frame_features(batch.observations))
     weights = torch.tensor([1.0, 0.0, 3.0])
-    policy.weighted_loss(batch, torch.zeros(3, 8), batch.extra, weights, torch.Generator().manual_seed(0))
-    assert len(drawn) == 1000 and drawn.count(1.0) == 0 and abs(drawn.count(2.0) / 1000 - 0.75) < 0.05
+    policy.weighted_loss(
+        batch, torch.zeros(3, 8), batch.extra, weights, torch.Generator().manual_seed(0)
+    )
+    assert (
+        len(drawn) == 1000 and drawn.count(1.0) == 0 and abs(drawn.count(2.0) / 1000 - 0.75) < 0.05
+    )
 
 
 @pytest.mark.parametrize("name", ["nano_toy", "nano_flow_toy"])
 def test_iql_trains_tokens_and_flows_and_goes_on_exactly(name, tmp_path):
     """Demonstrations alone, no episode; a checkpoint is that of the policy."""
-    config = configs.compose(["run=toy", "algorithm=iql", f"policy={name}", "actor.rows=4", "actor.encoder=8"])
+    config = configs.compose(
+        ["run=toy", "algorithm=iql", f"policy={name}", "actor.rows=4", "actor.encoder=8"]
+    )
     options = dataclasses.replace(config.algorithm, batch_size=8, critics=CriticsConfig(hidden=[8]))
 
     def fresh() -> IQL:
         kind = build.implementation("policy", config.policy_type)
         base = kind.from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
         torch.manual_seed(0)
-        return IQL(options, build.implementation("actor", "own").from_base(config.actor, base).train())
+        return IQL(
+            options, build.implementation("actor", "own").from_base(config.actor, base).train()
+        )
 
     whole, first, second = fresh(), fresh(), fresh()
     replay, rewards, trajectory = Replay(), torch.tensor([0.0, 0.0, 1.0]), episode(0)
@@ -769,7 +971,11 @@ def test_iql_trains_tokens_and_flows_and_goes_on_exactly(name, tmp_path):
 
     def learn(algorithm, updates: int) -> None:
         for _ in range(updates):
-            algorithm.update(functools.partial(replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)))
+            algorithm.update(
+                functools.partial(
+                    replay.draw, generator=torch.Generator().manual_seed(algorithm.updates)
+                )
+            )
 
     before = {n: p.detach().clone() for n, p in whole.policy.base.named_parameters()}
     learn(whole, 4)
@@ -787,12 +993,19 @@ def test_iql_trains_tokens_and_flows_and_goes_on_exactly(name, tmp_path):
 
 def anchored(**options) -> SAC:
     torch.manual_seed(0)
-    config = SACConfig(anchor_coef=2.0, offline_updates=2, batch_size=3, critics=CriticsConfig(hidden=[8]), **options)
+    config = SACConfig(
+        anchor_coef=2.0,
+        offline_updates=2,
+        batch_size=3,
+        critics=CriticsConfig(hidden=[8]),
+        **options,
+    )
     return SAC(config, DirectActor(DirectConfig(hidden=[8], encoder=8), Base()))
 
 
 def test_an_anchor_is_what_the_actor_did_as_the_first_episode_began():
-    """Neither what the actor has learned since then nor where the critics moved the encoder counts as no drift."""
+    """Neither what the actor has learned since then nor where the critics moved the encoder
+    counts as no drift."""
     algorithm = anchored(actor_every=1, demonstration_share=1.0)
     policy, replay, rewards = algorithm.policy, Replay(), torch.tensor([0.0, 1.0])
     trajectory = cut(episode(0, t=2), 1)
@@ -812,19 +1025,27 @@ def test_an_anchor_is_what_the_actor_did_as_the_first_episode_began():
 
 
 def test_an_anchor_holds_the_spread_too():
-    """Same mean, wider: the drift is the squared difference of the deviations, in the mean over noises (before tanh)."""
+    """Same mean, wider: the drift is the squared difference of the deviations, in the mean over
+    noises (before tanh)."""
     algorithm = anchored(actor_every=1)
     policy = algorithm.policy
     with torch.no_grad():
-        last = [module for module in policy.actor.modules() if isinstance(module, torch.nn.Linear)][-1]
+        last = [module for module in policy.actor.modules() if isinstance(module, torch.nn.Linear)][
+            -1
+        ]
         last.weight.zero_()
-        last.bias.copy_(torch.cat([torch.zeros(policy.latent_dim), torch.full((policy.latent_dim,), -0.5)]))
+        last.bias.copy_(
+            torch.cat([torch.zeros(policy.latent_dim), torch.full((policy.latent_dim,), -0.5)])
+        )
         algorithm._anchor = algorithm._copy_of_actor()
         narrow = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
         last.bias[policy.latent_dim :] = -0.3
         wide = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
         trajectory = cut(episode(0, t=2), 1)
-        frames = {name: x[:1].expand(20000, -1) for name, x in algorithm.annotate(trajectory, torch.zeros(2)).items()}
+        frames = {
+            name: x[:1].expand(20000, -1)
+            for name, x in algorithm.annotate(trajectory, torch.zeros(2)).items()
+        }
         noise = algorithm._noise(20000)
         latent, _ = policy.propose(policy.encode(frames), frames, noise)
         drift = float(algorithm._drift(latent, frames, noise))
@@ -842,7 +1063,8 @@ def test_an_anchor_holds_the_spread_too():
     ],
 )
 def test_an_anchors_weight_stays_or_falls_to_what_is_to_stay(over, warmup, floor, weights):
-    """It falls from the actor's first step: after the updates before the first episode, and the critics' warm-up."""
+    """It falls from the actor's first step: after the updates before the first episode, and the
+    critics' warm-up."""
     algorithm = anchored(anchor_updates=over, critic_warmup=warmup, anchor_floor=floor)
     assert algorithm._anchor_weight() == 0.0  # none yet
     algorithm._anchor = algorithm._copy_of_actor()
@@ -858,14 +1080,18 @@ def test_an_encoder_that_stays_learns_before_the_first_episode_alone():
     def encoders(**options) -> list[list[torch.Tensor]]:
         algorithm = anchored(actor_every=1, demonstration_share=1.0, **options)
         if not len(replay):
-            replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+            replay.add(
+                trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards)
+            )
         draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
         found = [[p.detach().clone() for p in algorithm.policy.encoder.parameters()]]
         for updates in (2, 3):  # before the first episode, and after it
             critics = [p.detach().clone() for p in algorithm.critics.parameters()]
             for _ in range(updates):
                 algorithm.update(draw)
-            assert not all(map(torch.equal, critics, algorithm.critics.parameters())), "critics go on"
+            assert not all(map(torch.equal, critics, algorithm.critics.parameters())), (
+                "critics go on"
+            )
             found.append([p.detach().clone() for p in algorithm.policy.encoder.parameters()])
         return found
 
@@ -873,7 +1099,9 @@ def test_an_encoder_that_stays_learns_before_the_first_episode_alone():
         start, offline, end = encoders(encoder_online=online)
         assert not all(map(torch.equal, start, offline))
         assert all(map(torch.equal, offline, end)) is not online
-    with pytest.raises(ConfigError, match=r"encoder_online=false .*offline_updates=0 teaches it nothing"):
+    with pytest.raises(
+        ConfigError, match=r"encoder_online=false .*offline_updates=0 teaches it nothing"
+    ):
         SACConfig(encoder_online=False)
 
 
@@ -881,7 +1109,9 @@ def test_an_anchor_holds_the_actor():
     def moved(**options) -> float:
         algorithm = anchored(learning_rate=1e-2, actor_every=1, demonstration_share=1.0, **options)
         replay, rewards, trajectory = Replay(), torch.tensor([0.0, 1.0]), cut(episode(0, t=2), 1)
-        replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
+        replay.add(
+            trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards)
+        )
         draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
         algorithm.updates = algorithm.config.offline_updates
         for _ in range(60):
@@ -894,33 +1124,49 @@ def test_an_anchor_holds_the_actor():
 def test_wsrl_may_learn_offline_by_iql():
     torch.manual_seed(0)
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8), Base())
-    options = {"offline_updates": 2, "actor_every": 1, "batch_size": 3, "demonstration_share": 1.0, "start_decisions": 0}
+    options = {
+        "offline_updates": 2,
+        "actor_every": 1,
+        "batch_size": 3,
+        "demonstration_share": 1.0,
+        "start_decisions": 0,
+    }
     algorithm = IQLThenSAC(IQLThenSACConfig(**options, critics=CriticsConfig(hidden=[8])), policy)
     replay, rewards, trajectory = Replay(), torch.tensor([0.0, 1.0]), cut(episode(0, t=2), 1)
     replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
     draw = functools.partial(replay.draw, generator=torch.Generator().manual_seed(0))
     kinds = [set(algorithm.update(draw)) for _ in range(3)]
-    assert all("iql_sac/weight_mean" in found and "iql_sac/temperature" not in found for found in kinds[:2])
+    assert all(
+        "iql_sac/weight_mean" in found and "iql_sac/temperature" not in found for found in kinds[:2]
+    )
     assert "iql_sac/temperature" in kinds[2] and "iql_sac/weight_mean" not in kinds[2]
 
 
-# ------------------------------------------------------------------------------------------------------ they all learn
-WISH = 0.12  # what the first dimension of every control step should be; the frozen policy does something else
+# ----------------------------------------------------------------------------------- they all learn
+# what the first dimension of every control step should be; the frozen policy does something else
+WISH = 0.12
 
 
 def rollout(policy, numbers: range, seed: int) -> PolicyOutput:
     """Decisions of one-decision episodes, which cannot be wrong about the future."""
     seeds = [seed * 1000 + i for i in numbers]
-    options = {"memory": [policy.initial_memory()] * len(seeds)} if isinstance(policy, ResidualPolicy) else {}
+    options = (
+        {"memory": [policy.initial_memory()] * len(seeds)}
+        if isinstance(policy, ResidualPolicy)
+        else {}
+    )
     return policy.act(seen(numbers.start, len(numbers)), seeds=seeds, **options)
 
 
 def learns(policy, algorithm, rounds: int, updates: int) -> tuple[float, float]:
-    """Mean distance to `WISH` of the most likely actions, before and after; the reward is how near the tried ones came."""
+    """Mean distance to `WISH` of the most likely actions, before and after; the reward is how
+    near the tried ones came."""
     replay, generator = Replay(), torch.Generator().manual_seed(0)
 
     def distance() -> float:
-        options = {"memory": [policy.initial_memory()] * 8} if isinstance(policy, ResidualPolicy) else {}
+        options = (
+            {"memory": [policy.initial_memory()] * 8} if isinstance(policy, ResidualPolicy) else {}
+        )
         chunk = policy.act(seen(0, 8), deterministic=True, **options).chunk.actions
         return float((chunk[..., 0] - WISH).abs().mean())
 
@@ -942,15 +1188,26 @@ def learns(policy, algorithm, rounds: int, updates: int) -> tuple[float, float]:
 
 
 FAST = {
-    "batch_size": 32, "learning_rate": 1e-3, "actor_every": 1, "demonstration_share": 0.0,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "actor_every": 1,
+    "demonstration_share": 0.0,
     "critics": CriticsConfig(count=2, hidden=[32], learning_rate=3e-3, tau=0.05),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["residual td3", "residual sac", "residual iql", "direct sac", "direct iql", "steered sac", "steered dsrl"],
+    [
+        "residual td3",
+        "residual sac",
+        "residual iql",
+        "direct sac",
+        "direct iql",
+        "steered sac",
+        "steered dsrl",
+    ],
 )
 def test_each_learner_finds_the_action_that_is_rewarded(kind):
     torch.manual_seed(0)
@@ -962,18 +1219,20 @@ def test_each_learner_finds_the_action_that_is_rewarded(kind):
     elif actor == "direct":
         policy = DirectActor(DirectConfig(**shape), Base())
     else:
-        policy = SteeredPolicy(SteeredConfig(bound=2.0, repeat=True, **shape), Base())  # decodes to a tenth of the noise
+        # decodes to a tenth of the noise
+        policy = SteeredPolicy(SteeredConfig(bound=2.0, repeat=True, **shape), Base())
     entropy = {"temperature": 0.01, "target_entropy": -4.0}
     learner = {
-        "td3": lambda: TD3(TD3Config(**FAST), policy), "sac": lambda: SAC(SACConfig(**FAST, **entropy), policy),
+        "td3": lambda: TD3(TD3Config(**FAST), policy),
+        "sac": lambda: SAC(SACConfig(**FAST, **entropy), policy),
         "dsrl": lambda: DSRL(DSRLConfig(**FAST, **entropy), policy),
         "iql": lambda: IQL(IQLConfig(**FAST, expectile=0.8, beta=20.0), policy),
-    }[algorithm]()  # fmt: skip
+    }[algorithm]()
     before, after = learns(policy, learner, rounds=25, updates=50)
     assert before > 0.07 and after < 0.5 * before, (before, after)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 def test_what_does_not_fit_is_refused_with_the_remedy():
     class Tokens:
         embodiment, chunk_length = SPEC, 4
@@ -981,15 +1240,25 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         def act(self, observation, *, deterministic=False, seeds=None):
             raise AssertionError("is only looked at")
 
-    with pytest.raises(ConfigError, match=r"td3 trains a small actor, and Tokens has none.*actor=residual"):
+    with pytest.raises(
+        ConfigError, match=r"td3 trains a small actor, and Tokens has none.*actor=residual"
+    ):
         TD3(TD3Config(), Tokens())
-    with pytest.raises(ConfigError, match=r"DirectActor builds on what a policy sees, and Tokens does not offer it"):
+    with pytest.raises(
+        ConfigError, match=r"DirectActor builds on what a policy sees, and Tokens does not offer it"
+    ):
         DirectActor(DirectConfig(), Tokens())
-    with pytest.raises(ConfigError, match="sac trains a gaussian actor, and this one is deterministic"):
+    with pytest.raises(
+        ConfigError, match="sac trains a gaussian actor, and this one is deterministic"
+    ):
         SAC(SACConfig(), small())
-    with pytest.raises(ConfigError, match="dsrl steers a policy by its noise, and SmallPolicy chooses none"):
+    with pytest.raises(
+        ConfigError, match="dsrl steers a policy by its noise, and SmallPolicy chooses none"
+    ):
         DSRL(DSRLConfig(), small())
-    with pytest.raises(ConfigError, match=r"iql imitates .* which SteeredPolicy cannot: set actor=own"):
+    with pytest.raises(
+        ConfigError, match=r"iql imitates .* which SteeredPolicy cannot: set actor=own"
+    ):
         IQL(IQLConfig(), SteeredPolicy(SteeredConfig(), Base()))
     with pytest.raises(ConfigError, match=r"conservatism=none"):
         IQLConfig(conservatism="cal_ql")
@@ -997,7 +1266,9 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         with pytest.raises(ConfigError, match=r"algorithm\.anchor_coef=0"):
             config(anchor_coef=1.0)
     assert IQLThenSACConfig(anchor_coef=1.0).climbs
-    with pytest.raises(ConfigError, match=r"td3 trains a deterministic actor.*actor\.distribution=deterministic"):
+    with pytest.raises(
+        ConfigError, match=r"td3 trains a deterministic actor.*actor\.distribution=deterministic"
+    ):
         TD3(TD3Config(), DirectActor(DirectConfig(hidden=[8]), Base()))
     with pytest.raises(ConfigError, match=r"actor\.dimensions has 'wrist'"):
         ResidualPolicy(ResidualConfig(dimensions=["wrist"]), Base())
@@ -1010,18 +1281,51 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["algorithm=td3"], r"td3 needs an actor, and policy.type=nano_vla is none: set actor=residual or direct"),
-        (["algorithm=ppo", "actor=residual"], r"likelihood capability, and actor.type=residual has none: set actor=none"),
-        (["algorithm=iql", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
-        (["algorithm=iql", "actor=improved"], r"weighted capability, and actor.type=improved has none: set actor=resid"),
-        (["algorithm=sac", "actor=steered"], r"actor.type=steered needs a policy with a noise capability"),
-        (["algorithm=sac", "actor=residual"], r"trains a gaussian actor.*set actor.distribution=gaussian"),
-        (["algorithm=td3", "actor=direct"], r"td3 trains a deterministic actor.*distribution=gaussian: set .*algorithm=sac"),
-        (["algorithm=residual_quickstart", "actor.ramp=100"], r"actor.ramp=100 bounds a deterministic actor"),
-        (["algorithm=residual", "checkpoint=a"], r"demonstration_share=0.5 needs demonst.*dataset=FOLDER.*_share=0"),
-        (["run=wsrl_quickstart", "checkpoint=a"], r"offline_updates=\d+ needs demonstrations.*dataset=FOLDER"),
+        (
+            ["algorithm=td3"],
+            r"td3 needs an actor, and policy.type=nano_vla is none: set actor=residual or direct",
+        ),
+        (
+            ["algorithm=ppo", "actor=residual"],
+            r"likelihood capability, and actor.type=residual has none: set actor=none",
+        ),
+        (
+            ["algorithm=iql", "actor=steered"],
+            r"actor.type=steered needs a policy with a noise capability",
+        ),
+        (
+            ["algorithm=iql", "actor=improved"],
+            r"weighted capability, and actor.type=improved has none: set actor=resid",
+        ),
+        (
+            ["algorithm=sac", "actor=steered"],
+            r"actor.type=steered needs a policy with a noise capability",
+        ),
+        (
+            ["algorithm=sac", "actor=residual"],
+            r"trains a gaussian actor.*set actor.distribution=gaussian",
+        ),
+        (
+            ["algorithm=td3", "actor=direct"],
+            r"td3 trains a deterministic actor.*distribution=gaussian: set .*algorithm=sac",
+        ),
+        (
+            ["algorithm=residual_quickstart", "actor.ramp=100"],
+            r"actor.ramp=100 bounds a deterministic actor",
+        ),
+        (
+            ["algorithm=residual", "checkpoint=a"],
+            r"demonstration_share=0.5 needs demonst.*dataset=FOLDER.*_share=0",
+        ),
+        (
+            ["run=wsrl_quickstart", "checkpoint=a"],
+            r"offline_updates=\d+ needs demonstrations.*dataset=FOLDER",
+        ),
         (["algorithm=sac", "actor=residual", "actor.scale=0"], r"actor.scale is 0"),
-        (["algorithm=sac", "actor=residual", "actor.distribution=uniform"], r"actor.distribution is 'uniform'"),
+        (
+            ["algorithm=sac", "actor=residual", "actor.distribution=uniform"],
+            r"actor.distribution is 'uniform'",
+        ),
     ],
 )
 def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error):
@@ -1031,14 +1335,17 @@ def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error
         check_run(configs.compose(["run=quickstart", *overrides]))
 
 
-# --------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 @pytest.mark.parametrize(
-    ("actor", "policy"), [("residual", "nano_toy"), ("direct", "nano_toy"), ("steered", "nano_flow_toy")]
+    ("actor", "policy"),
+    [("residual", "nano_toy"), ("direct", "nano_toy"), ("steered", "nano_flow_toy")],
 )
 def test_an_actor_is_a_policy_and_its_checkpoint_holds_the_frozen_one(tmp_path, actor, policy):
     config = configs.compose(["run=toy", f"policy={policy}", f"actor={actor}", "algorithm=sac"])
     torch.manual_seed(0)
-    base = build.implementation("policy", config.policy_type).from_statistics(config.policy, SPEC, STATS, STATS, seed=0)
+    base = build.implementation("policy", config.policy_type).from_statistics(
+        config.policy, SPEC, STATS, STATS, seed=0
+    )
     built = build.implementation("actor", actor).from_base(config.actor, base)
     torch.nn.init.normal_(built.actor[-1].weight)
     check_policy(built, Observation.blank(SPEC, 3))
@@ -1056,27 +1363,40 @@ def test_rows_of_an_actor_do_not_depend_on_their_batch():
     torch.testing.assert_close(together[1:2], alone)
 
 
-# -------------------------------------------------------------------------------------------------------------- Cal-QL
+# ------------------------------------------------------------------------------------------- Cal-QL
 def test_cal_ql_spares_the_policys_values_alone_and_weighs_by_density():
-    """One critic and row, two actions at random and two of the policy: log Σ exp(value − log density), as WSRL's release."""
-    proposed, data, returns = torch.tensor([[[0.0, 1.0, 0.5, 3.0]]]), torch.tensor([[1.0]]), torch.tensor([2.0])
+    """One critic and row, two actions at random and two of the policy: log Σ exp(value − log
+    density), as WSRL's release."""
+    proposed, data, returns = (
+        torch.tensor([[[0.0, 1.0, 0.5, 3.0]]]),
+        torch.tensor([[1.0]]),
+        torch.tensor([2.0]),
+    )
     density = torch.tensor([[math.log(0.25), math.log(0.25), math.log(2.0), math.log(0.5)]])
     own = torch.tensor([False, False, True, True])
     found = critics.calibrated_gap(proposed, data, returns, own, density).item()
     sum_ = math.exp(0.0) / 0.25 + math.exp(1.0) / 0.25 + math.exp(2.0) / 2.0 + math.exp(3.0) / 0.5
     assert found == pytest.approx(math.log(sum_) - 1.0, rel=1e-6)
     plain = math.log((math.exp(0.0) + math.exp(1.0) + math.exp(2.0) + math.exp(3.0)) / 4) - 1.0
-    assert critics.calibrated_gap(proposed, data, returns, own).item() == pytest.approx(plain, rel=1e-6)
+    assert critics.calibrated_gap(proposed, data, returns, own).item() == pytest.approx(
+        plain, rel=1e-6
+    )
     leaf = proposed.clone().requires_grad_()
     critics.calibrated_gap(leaf, data, returns, own, density).backward()
-    assert (leaf.grad[0, 0] != 0).tolist() == [True, True, False, True]  # what is spared is not pushed down
+    # what is spared is not pushed down
+    assert (leaf.grad[0, 0] != 0).tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["cql", "cal_ql"])
 def test_the_conservative_gap_asks_at_random_here_and_at_the_next_frame(kind):
     """Against the formula, from the same draws: three of each."""
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=2), Base())
-    options = {"conservative_samples": 3, "offline_updates": 1, "conservatism": kind, "batch_size": 5}
+    options = {
+        "conservative_samples": 3,
+        "offline_updates": 1,
+        "conservatism": kind,
+        "batch_size": 5,
+    }
     algorithm = SAC(SACConfig(critics=CriticsConfig(hidden=[8], count=2), **options), policy)
     trajectory, replay, rewards = cut(episode(0), 2), Replay(), torch.tensor([0.0, 0.0, 1.0])
     replay.add(trajectory, rewards, "demonstrations", extra=algorithm.annotate(trajectory, rewards))
@@ -1088,18 +1408,25 @@ def test_the_conservative_gap_asks_at_random_here_and_at_the_next_frame(kind):
     algorithm.generator.set_state(state)
     size, total = policy.latent_dim, torch.zeros(2, 5)
     random = 2.0 * torch.rand(5, 3, size, generator=algorithm.generator) - 1.0
-    noises = [torch.randn(15, size, generator=algorithm.generator).view(5, 3, size) for _ in range(2)]
+    noises = [
+        torch.randn(15, size, generator=algorithm.generator).view(5, 3, size) for _ in range(2)
+    ]
     for i in range(5):
         terms = []
         for j in range(3):
             drawn = [(random[i, j], torch.tensor(-size * math.log(2.0)), False)]
-            for encoded, frames, noise in ((here, batch.extra, noises[0]), (after, batch.next_extra, noises[1])):
+            for encoded, frames, noise in (
+                (here, batch.extra, noises[0]),
+                (after, batch.next_extra, noises[1]),
+            ):
                 row = {name: frame[i : i + 1] for name, frame in frames.items()}
                 latent, log_prob = policy.propose(encoded[i : i + 1], row, noise[i, j][None])
                 drawn.append((latent[0], log_prob[0], True))
             for latent, log_prob, own in drawn:
                 frames = {name: frame[i : i + 1] for name, frame in batch.extra.items()}
-                value = algorithm.head.value(algorithm.critics(here[i : i + 1], policy.realize(latent[None], frames)))[:, 0]
+                value = algorithm.head.value(
+                    algorithm.critics(here[i : i + 1], policy.realize(latent[None], frames))
+                )[:, 0]
                 if own and kind == "cal_ql":
                     value = value.clamp(min=float(batch.extra["return"][i]))
                 terms.append(value - log_prob)
@@ -1108,13 +1435,20 @@ def test_the_conservative_gap_asks_at_random_here_and_at_the_next_frame(kind):
 
 
 def test_the_target_of_a_conservative_update_is_the_best_of_several_actions():
-    """A critic that reads the first number of an action: the target is the largest of fifty that the actor would do next."""
+    """A critic that reads the first number of an action: the target is the largest of fifty that
+    the actor would do next."""
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=1), Base())
-    common = {"critics": CriticsConfig(hidden=[8], count=2, subset=1), "conservatism": "cal_ql", "conservative_samples": 50}
+    common = {
+        "critics": CriticsConfig(hidden=[8], count=2, subset=1),
+        "conservatism": "cal_ql",
+        "conservative_samples": 50,
+    }
     algorithm = SAC(SACConfig(offline_updates=1, **common), policy)
     algorithm._target[1].forward = lambda features, actions: actions[None, :, :1].expand(2, -1, -1)
     before, after = (policy.base.frame_features(seen(i, 2)) for i in (0, 1))
-    batch = dataclasses.replace(batch_of([0.0, 0.5], [1.0, 0.5], small()), extra=before, next_extra=after)
+    batch = dataclasses.replace(
+        batch_of([0.0, 0.5], [1.0, 0.5], small()), extra=before, next_extra=after
+    )
 
     def seeded(function):
         algorithm.generator.manual_seed(7)
@@ -1138,14 +1472,24 @@ def test_the_target_of_a_conservative_update_is_the_best_of_several_actions():
 
 def test_wsrl_is_its_releases():
     config = configs.compose(["run=quickstart", "algorithm=wsrl"]).algorithm
-    assert (config.conservatism, config.conservative_weight, config.conservative_samples) == ("cal_ql", 5.0, 10)
+    assert (config.conservatism, config.conservative_weight, config.conservative_samples) == (
+        "cal_ql",
+        5.0,
+        10,
+    )
     assert config.max_target_backup and not config.entropy_in_backup and config.gamma == 0.99
     assert (config.critics.count, config.critics.subset, config.critics.tau) == (10, 2, 0.005)
     assert (config.temperature, config.target_entropy, config.start_decisions) == (1.0, 0.0, 5000)
-    assert (config.learning_rate, config.critics.learning_rate, config.temperature_learning_rate) == (1e-4, 3e-4, 1e-4)
+    assert (
+        config.learning_rate,
+        config.critics.learning_rate,
+        config.temperature_learning_rate,
+    ) == (1e-4, 3e-4, 1e-4)
 
 
-@pytest.mark.parametrize(("low", "high", "bins"), [(0.0, 1.0, 51), (-100.0, 0.0, 128), (-1.0, 1.0, 5), (0.0, 1.0, 2)])
+@pytest.mark.parametrize(
+    ("low", "high", "bins"), [(0.0, 1.0, 51), (-100.0, 0.0, 128), (-1.0, 1.0, 5), (0.0, 1.0, 2)]
+)
 def test_hl_gauss_reads_back_what_it_was_told_up_to_both_ends(low, high, bins):
     """A target at an end, or a state that never pays, was drawn inwards by up to half a bin."""
     head = critics.HLGaussHead(low, high, bins)
@@ -1157,4 +1501,6 @@ def test_hl_gauss_reads_back_what_it_was_told_up_to_both_ends(low, high, bins):
     inside = (values - low > 4.0 * width) & (high - values > 4.0 * width)
     edges = torch.cat([head.centers - width / 2, head.centers[-1:] + width / 2])
     mass = torch.distributions.Normal(values[:, None], 0.75 * width).cdf(edges).diff(dim=1)
-    torch.testing.assert_close(target[inside], mass[inside] / mass[inside].sum(1, keepdim=True), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        target[inside], mass[inside] / mass[inside].sum(1, keepdim=True), rtol=0, atol=1e-5
+    )

@@ -18,21 +18,28 @@ def t(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------- decisions
+# ---------------------------------------------------------------------------------------- decisions
 def test_chunk_rewards_and_discounts_by_hand():
     rewards = torch.tensor([[1.0, 2.0, 4.0], [0.0, 0.0, 1.0]])
     assert adv.chunk_rewards(rewards).tolist() == [7.0, 1.0]
     torch.testing.assert_close(adv.chunk_rewards(rewards, 0.5), t(3.0, 0.25))
     valid = torch.tensor([[True, True, True], [True, False, False]])
-    torch.testing.assert_close(adv.decision_discounts(valid, 0.9, per_control_step=True), t(0.729, 0.9))
-    torch.testing.assert_close(adv.decision_discounts(valid, 0.9, per_control_step=False), t(0.9, 0.9))
+    torch.testing.assert_close(
+        adv.decision_discounts(valid, 0.9, per_control_step=True), t(0.729, 0.9)
+    )
+    torch.testing.assert_close(
+        adv.decision_discounts(valid, 0.9, per_control_step=False), t(0.9, 0.9)
+    )
 
 
 def test_gae_by_hand_with_a_terminated_and_a_truncated_trajectory():
     rewards, values = t(0.0, 1.0, 0.0), t(0.5, 0.25, 1.0)
     lengths, terminated = torch.tensor([2, 1]), torch.tensor([True, False])
-    a, returns = adv.gae(rewards, values, t(9.0, 2.0), terminated, torch.full((3,), 0.5), 0.5, lengths)
-    # last of the terminated one: 1 − 0.25 = 0.75; before it: 0.5·0.25 − 0.5 + 0.25·0.75; truncated: 0.5·2 − 1
+    a, returns = adv.gae(
+        rewards, values, t(9.0, 2.0), terminated, torch.full((3,), 0.5), 0.5, lengths
+    )
+    # last of the terminated one: 1 − 0.25 = 0.75; before it: 0.5·0.25 − 0.5 + 0.25·0.75; truncated:
+    # 0.5·2 − 1
     torch.testing.assert_close(a, t(0.125 - 0.5 + 0.25 * 0.75, 0.75, 0.0))
     torch.testing.assert_close(returns, a + values)
 
@@ -58,16 +65,25 @@ def test_gae_equals_a_naive_loop(lengths, lam, seed):
     lengths = torch.tensor(lengths)
     n, m = int(lengths.sum()), len(lengths)
     rewards, values = (torch.randn(n, generator=g, dtype=torch.float64) for _ in range(2))
-    final, discounts = torch.randn(m, generator=g, dtype=torch.float64), torch.rand(n, generator=g, dtype=torch.float64)
+    final, discounts = (
+        torch.randn(m, generator=g, dtype=torch.float64),
+        torch.rand(n, generator=g, dtype=torch.float64),
+    )
     terminated = torch.rand(m, generator=g) < 0.5
     fast, _ = adv.gae(rewards, values, final, terminated, discounts, lam, lengths)
-    torch.testing.assert_close(fast, naive_gae(rewards, values, final, terminated, discounts, lam, lengths))
+    torch.testing.assert_close(
+        fast, naive_gae(rewards, values, final, terminated, discounts, lam, lengths)
+    )
 
 
 def test_gae_limits():
     g = torch.Generator().manual_seed(0)
     lengths, terminated = torch.tensor([3, 4, 1]), torch.tensor([True, False, False])
-    rewards, values, final = torch.randn(8, generator=g), torch.randn(8, generator=g), torch.randn(3, generator=g)
+    rewards, values, final = (
+        torch.randn(8, generator=g),
+        torch.randn(8, generator=g),
+        torch.randn(3, generator=g),
+    )
     discounts = torch.full((8,), 0.9)
     one_step, _ = adv.gae(rewards, values, final, terminated, discounts, 0.0, lengths)
     following = torch.cat([values[1:3], t(0.0), values[4:7], final[1:2], final[2:3]])
@@ -76,17 +92,22 @@ def test_gae_limits():
     with_bootstrap = rewards.clone()
     with_bootstrap[6] += 0.9 * final[1]
     with_bootstrap[7] += 0.9 * final[2]
-    torch.testing.assert_close(monte_carlo, adv.discounted_returns(with_bootstrap, discounts, lengths) - values)
+    torch.testing.assert_close(
+        monte_carlo, adv.discounted_returns(with_bootstrap, discounts, lengths) - values
+    )
 
 
 def test_vtrace_by_hand():
-    """Two decisions that terminate and one that runs out of time; w = 1/2, 2, 3 with ρ̄ = 2 and c̄ = 1."""
+    """Two decisions that terminate and one that runs out of time; w = 1/2, 2, 3 with ρ̄ = 2 and
+    c̄ = 1."""
     rewards, values = t(0.0, 1.0, 0.0), t(0.5, 0.25, 1.0)
     lengths, terminated, w = torch.tensor([2, 1]), torch.tensor([True, False]), t(0.5, 2.0, 3.0)
     truncated = adv.Truncated(w.clamp(max=2.0), w.clamp(max=1.0))
-    a, targets = adv.vtrace(rewards, values, t(9.0, 1.5), terminated, torch.full((3,), 0.5), 1.0, lengths, truncated)
-    # δ = 0.5·0.25 − 0.5 = −0.375, 1 − 0.25 = 0.75, 0.5·1.5 − 1 = −0.25; v − V from behind: 2·0.75 = 1.5,
-    # 0.5·(−0.375) + 0.5·0.5·1.5 = 0.1875, and 2·(−0.25)
+    a, targets = adv.vtrace(
+        rewards, values, t(9.0, 1.5), terminated, torch.full((3,), 0.5), 1.0, lengths, truncated
+    )
+    # δ = 0.5·0.25 − 0.5 = −0.375, 1 − 0.25 = 0.75, 0.5·1.5 − 1 = −0.25; v − V from behind: 2·0.75 =
+    # 1.5, 0.5·(−0.375) + 0.5·0.5·1.5 = 0.1875, and 2·(−0.25)
     torch.testing.assert_close(targets, t(0.6875, 1.75, 0.5))
     torch.testing.assert_close(a, t(0.0 + 0.5 * 1.75 - 0.5, 0.75, -0.25))  # r + γ·v' − V
 
@@ -98,7 +119,10 @@ def test_vtrace_equals_the_sum_of_its_definition_and_gae_on_fresh_data(lengths, 
     lengths = torch.tensor(lengths)
     n, m = int(lengths.sum()), len(lengths)
     rewards, values, logs = (torch.randn(n, generator=g, dtype=torch.float64) for _ in range(3))
-    final, discounts = torch.randn(m, generator=g, dtype=torch.float64), torch.rand(n, generator=g, dtype=torch.float64)
+    final, discounts = (
+        torch.randn(m, generator=g, dtype=torch.float64),
+        torch.rand(n, generator=g, dtype=torch.float64),
+    )
     terminated = torch.rand(m, generator=g) < 0.5
     given_ = (rewards, values, final, terminated, discounts, lam, lengths)
     rho, c = logs.exp().clamp(max=1.5), logs.exp().clamp(max=1.0)
@@ -109,20 +133,25 @@ def test_vtrace_equals_the_sum_of_its_definition_and_gae_on_fresh_data(lengths, 
         for s in range(first, end):
             total, factor = float(values[s]), 1.0  # Σ_t Π_{i<t} (γ_i λ c_i) · ρ_t δ_t
             for i in range(s, end):
-                after = values[i + 1] if i + 1 < end else torch.zeros(()) if terminated[j] else final[j]
+                after = (
+                    values[i + 1] if i + 1 < end else torch.zeros(()) if terminated[j] else final[j]
+                )
                 total += factor * float(rho[i] * (rewards[i] + discounts[i] * after - values[i]))
                 factor *= float(discounts[i] * lam * c[i])
             assert float(targets[s]) == pytest.approx(total, abs=1e-9)
     ones = torch.ones(n, dtype=torch.float64)
-    for found, expected in zip(adv.vtrace(*given_, adv.Truncated(ones, ones)), adv.gae(*given_), strict=True):
+    for found, expected in zip(
+        adv.vtrace(*given_, adv.Truncated(ones, ones)), adv.gae(*given_), strict=True
+    ):
         torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("cap", "value"), [(1.0, 5 / 6), (100.0, 0.9)])
 def test_vtrace_values_the_policy_that_learns_and_not_the_one_that_acted(cap, value):
-    """Two arms that pay 1 and 0, tried equally often; the policy that learns takes the first in 9 of 10 cases. Its value is
-    0.9; with ρ̄ = 1 the fixed point is that of the policy ∝ min(μ, π) = (1/2, 1/10) (Espeholt et al. 2018, eq. 2). GAE's
-    targets say 1/2, what the policy that acted earned."""
+    """Two arms that pay 1 and 0, tried equally often; the policy that learns takes the first in 9
+    of 10 cases. Its value is 0.9; with ρ̄ = 1 the fixed point is that of the policy ∝ min(μ, π) =
+    (1/2, 1/10) (Espeholt et al. 2018, eq. 2). GAE's targets say 1/2, what the policy that acted
+    earned."""
     rewards, w, ones = t(1.0, 0.0), t(0.9 / 0.5, 0.1 / 0.5), torch.ones(2, dtype=torch.int64)
     weights, ended = adv.Truncated(w.clamp(max=cap), w.clamp(max=1.0)), torch.tensor([True, True])
     given_ = (torch.zeros(2), ended, torch.ones(2), 1.0, ones)
@@ -135,7 +164,9 @@ def test_gae_of_a_perfect_critic_is_zero_and_ignores_what_follows_termination():
     lengths = torch.tensor([3])
     values, rewards, discounts = t(0.81, 0.9, 1.0), t(0.0, 0.0, 1.0), torch.full((3,), 0.9)
     for final in (0.0, 5.0, float("nan")):
-        a, _returns = adv.gae(rewards, values, t(final), torch.tensor([True]), discounts, 0.95, lengths)
+        a, _returns = adv.gae(
+            rewards, values, t(final), torch.tensor([True]), discounts, 0.95, lengths
+        )
         torch.testing.assert_close(a, torch.zeros(3), atol=1e-6, rtol=0)
     truncated, _ = adv.gae(rewards, values, t(5.0), torch.tensor([False]), discounts, 0.95, lengths)
     assert (truncated > 1.0).all()
@@ -144,35 +175,52 @@ def test_gae_of_a_perfect_critic_is_zero_and_ignores_what_follows_termination():
 def test_trajectories_do_not_leak_into_each_other():
     g = torch.Generator().manual_seed(1)
     lengths, discounts = torch.tensor([2, 3]), torch.full((5,), 0.99)
-    rewards, values, final = torch.randn(5, generator=g), torch.randn(5, generator=g), torch.randn(2, generator=g)
+    rewards, values, final = (
+        torch.randn(5, generator=g),
+        torch.randn(5, generator=g),
+        torch.randn(2, generator=g),
+    )
     ends = torch.tensor([False, True])
     both, _ = adv.gae(rewards, values, final, ends, discounts, 0.9, lengths)
     parts = [
-        adv.gae(rewards[s], values[s], final[j : j + 1], ends[j : j + 1], discounts[s], 0.9, lengths[j : j + 1])[0]
+        adv.gae(
+            rewards[s],
+            values[s],
+            final[j : j + 1],
+            ends[j : j + 1],
+            discounts[s],
+            0.9,
+            lengths[j : j + 1],
+        )[0]
         for j, s in enumerate((slice(0, 2), slice(2, 5)))
     ]
     assert torch.equal(both, torch.cat(parts))
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
+# ------------------------------------------------------------------------------------------- groups
 GROUP_OF_6 = torch.zeros(6, dtype=torch.long)
 
 
 def test_grpo_on_the_published_example():
     binary = adv.grpo_advantages(t(5, 5, 0, 0, 0, 0), GROUP_OF_6)
-    torch.testing.assert_close(binary, t(1.2910, 1.2910, -0.6455, -0.6455, -0.6455, -0.6455), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        binary, t(1.2910, 1.2910, -0.6455, -0.6455, -0.6455, -0.6455), atol=1e-4, rtol=0
+    )
 
 
 def test_grpo_is_per_group_whatever_the_order():
     index = torch.tensor([0, 1, 0, 1, 0])
     a = adv.grpo_advantages(t(1, 7, 0, 3, 0), index)
-    torch.testing.assert_close(a[index == 0], adv.grpo_advantages(t(1, 0, 0), torch.zeros(3, dtype=torch.long)))
+    torch.testing.assert_close(
+        a[index == 0], adv.grpo_advantages(t(1, 0, 0), torch.zeros(3, dtype=torch.long))
+    )
     torch.testing.assert_close(a[index == 1], t(2**-0.5, -(2**-0.5)))
 
 
 def test_dr_grpo_does_not_divide():
     torch.testing.assert_close(
-        adv.grpo_advantages(t(1, 0, 0, 0), torch.zeros(4, dtype=torch.long), scale="none"), t(0.75, -0.25, -0.25, -0.25)
+        adv.grpo_advantages(t(1, 0, 0, 0), torch.zeros(4, dtype=torch.long), scale="none"),
+        t(0.75, -0.25, -0.25, -0.25),
     )
 
 
@@ -190,7 +238,8 @@ def test_median_centre_and_mad():
     a = adv.grpo_advantages(t(0, 1, 2, 3, 100), index, center="median", scale="none")
     assert a.tolist() == [-2.0, -1.0, 0.0, 1.0, 98.0]
     scaled = adv.grpo_advantages(t(0, 1, 2, 4, 100), index, center="median", scale="mad")
-    torch.testing.assert_close(scaled, t(-1.0, -0.5, 0.0, 1.0, 49.0))  # distances 2 1 0 2 98, their median 2
+    # distances 2 1 0 2 98, their median 2
+    torch.testing.assert_close(scaled, t(-1.0, -0.5, 0.0, 1.0, 49.0))
     even = adv.grpo_advantages(t(0, 1, 3, 9), index[:4], center="median", scale="none")
     assert even.tolist() == [-2.0, -1.0, 1.0, 7.0]
     binary = adv.grpo_advantages(t(1, 0, 0, 0, 0), index, center="median", scale="mad")
@@ -201,12 +250,15 @@ def test_virtual_best_sample_teaches_a_group_that_failed():
     index = torch.tensor([0] * 8 + [1] * 2)
     scores, success = t(*[0.0] * 8, 1.0, 0.0), torch.tensor([False] * 8 + [True, False])
     a = adv.grpo_advantages(scores, index, virtual_best="all_fail", success=success)
-    torch.testing.assert_close(a[:8], torch.full((8,), -1 / 3), atol=1e-5, rtol=0)  # mean 1/9, unbiased std 1/3
+    # mean 1/9, unbiased std 1/3
+    torch.testing.assert_close(a[:8], torch.full((8,), -1 / 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(a[8:], t(2**-0.5, -(2**-0.5)), atol=1e-5, rtol=0)  # untouched
     always = adv.grpo_advantages(scores, index, virtual_best="always")
     torch.testing.assert_close(always[:8], a[:8])
     torch.testing.assert_close(always[8:], t(1 / 3, -2 / 3) / (1 / 3) ** 0.5, atol=1e-5, rtol=0)
-    best = adv.grpo_advantages(torch.ones(4), torch.zeros(4, dtype=torch.long), virtual_best="always")
+    best = adv.grpo_advantages(
+        torch.ones(4), torch.zeros(4, dtype=torch.long), virtual_best="always"
+    )
     assert best.abs().max() == 0
     with pytest.raises(ValueError, match="success"):
         adv.grpo_advantages(scores, index, virtual_best="all_fail")
@@ -273,7 +325,9 @@ def test_gdpo_keeps_apart_what_a_summed_reward_confuses():
     a = adv.gdpo_advantages(scores, {"success": 1.0, "style": 1.0}, grouped)
     by_hand = grouped(scores["success"]) + grouped(scores["style"])
     torch.testing.assert_close(a, (by_hand - by_hand.mean()) / by_hand.std(), atol=1e-4, rtol=0)
-    rescaled = adv.gdpo_advantages({**scores, "style": scores["style"] / 100}, {"success": 1.0, "style": 1.0}, grouped)
+    rescaled = adv.gdpo_advantages(
+        {**scores, "style": scores["style"] / 100}, {"success": 1.0, "style": 1.0}, grouped
+    )
     torch.testing.assert_close(a, rescaled, atol=1e-4, rtol=0)
     only = adv.gdpo_advantages(scores, {"success": 1.0, "style": 0.0}, grouped)
     torch.testing.assert_close(only, adv.whiten(scores["success"]), atol=1e-4, rtol=0)
@@ -284,11 +338,14 @@ def test_unknown_choice_lists_the_choices():
         adv.grpo_advantages(t(1, 0), torch.zeros(2, dtype=torch.long), center="mode")
 
 
-# ---------------------------------------------------------------------------------------------------- dynamic sampling
+# --------------------------------------------------------------------------------- dynamic sampling
 def trajectory(group: int, success: bool, version: int = 0) -> Trajectory:
     privileged = torch.full((1, 2), float(group)) if group % 2 else None
     seen = Observation(
-        {"front": torch.full((1, 2, 2, 3), group, dtype=torch.uint8)}, torch.zeros(1, 3), ("go",), privileged
+        {"front": torch.full((1, 2, 2, 3), group, dtype=torch.uint8)},
+        torch.zeros(1, 3),
+        ("go",),
+        privileged,
     )
     return Trajectory(
         episode=EpisodeSpec("lift", group, group_id=group),
@@ -313,7 +370,9 @@ def group(gid: int, successes: int, size: int = 4, version: int = 0) -> list[Tra
 
 def test_buffer_keeps_informative_groups_and_their_surplus():
     buffer = GroupBuffer(0.1, 0.9)
-    kept = buffer.add(group(0, 0) + group(1, 1) + group(2, 4) + group(3, 3) + group(4, 2) + [trajectory(5, True)])
+    kept = buffer.add(
+        group(0, 0) + group(1, 1) + group(2, 4) + group(3, 3) + group(4, 2) + [trajectory(5, True)]
+    )
     assert (kept, len(buffer), buffer.seen, buffer.kept) == (3, 3, 6, 3)
     taken = buffer.take(2)
     assert [x.episode.init_state_id for x in taken] == [1] * 4 + [3] * 4
@@ -347,7 +406,11 @@ def test_buffer_state_is_plain_and_round_trips():
     copy.load_state_dict(state)
     assert (copy.seen, copy.kept) == (buffer.seen, buffer.kept)
     for a, b in zip(buffer.take(9), copy.take(9), strict=True):
-        assert a.episode == b.episode and a.success == b.success and a.failure == b.failure != str(a.success)
+        assert (
+            a.episode == b.episode
+            and a.success == b.success
+            and a.failure == b.failure != str(a.success)
+        )
         assert torch.equal(a.observations.images["front"], b.observations.images["front"])
         assert (a.observations.privileged is None) == (b.observations.privileged is None)
         assert (

@@ -1,7 +1,9 @@
-"""Bad input, as a table: whatever a user gets wrong is one message that names value, place and remedy; nothing is made.
+"""Bad input, as a table: whatever a user gets wrong is one message that names value, place and
+remedy; nothing is made.
 
-Each row is a command line (or a damaged file and a command line) and parts of the message that it must bring. `refused` asks
-for exit status 2, no traceback, and that no file or folder appeared, vanished or changed.
+Each row is a command line (or a damaged file and a command line) and parts of the message that it
+must bring. `refused` asks for exit status 2, no traceback, and that no file or folder appeared,
+vanished or changed.
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ from vla_rl import cli
 from vla_rl.checks import preflight
 
 TOY = [
-    "run=toy", "collect.episodes_per_task=2", "sft.validation_episodes=1", "sft.updates=4", "slots.slots_per_worker=2",
-    "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
-]  # fmt: skip
+    "run=toy",
+    "collect.episodes_per_task=2",
+    "sft.validation_episodes=1",
+    "sft.updates=4",
+    "slots.slots_per_worker=2",
+    "evaluate.episodes_per_task=2",
+    "evaluate.video_episodes=0",
+]
 TRAIN = ("train", *TOY, "output_dir={out}")
 
 
@@ -59,7 +66,9 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *folders: 
         status = error.code
     captured = capsys.readouterr()
     assert status == 2, captured
-    assert captured.err.startswith(("error: ", "usage: ")) and captured.err.count("error: ") == 1, captured.err
+    assert captured.err.startswith(("error: ", "usage: ")) and captured.err.count("error: ") == 1, (
+        captured.err
+    )
     assert "Traceback" not in captured.err + captured.out
     after = files_of(*folders)
     assert {p: x for p, x in before.items() if not p.endswith(".lock")} == {
@@ -78,7 +87,7 @@ def holds(text: str, parts: tuple[str, ...]) -> None:
     assert all(part in text for part in parts), f"{text!r} lacks one of {parts}"
 
 
-# ------------------------------------------------------------------------------------------------------- values of a config
+# ------------------------------------------------------------------------------- values of a config
 VALUES: list[tuple[str, tuple[str, ...]]] = [
     # keys that do not exist, and words that are no overrides
     ("sede=1", ("'sede' (value 1)", "Did you mean 'seed'?")),
@@ -130,9 +139,15 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("algorithm.target_kl=0", ("algorithm.target_kl=0.0 lets nothing be learned",)),
     ("algorithm.epochs=0", ("algorithm.epochs=0 is out of range",)),
     ("algorithm.advantage=magic", ("algorithm.advantage='magic'", "grpo")),
-    ("algorithm.reward_names=[success]", ("algorithm.reward_names=['success']", "one weight per name")),
+    (
+        "algorithm.reward_names=[success]",
+        ("algorithm.reward_names=['success']", "one weight per name"),
+    ),
     ("algorithm.memory.augment.crop=2", ("algorithm.memory.augment.crop=2.0 is out of range",)),
-    ("algorithm.memory.episodes=8 algorithm.memory.augment.mirror=0.5", ("augment.mirror is set", "declares no mirror")),
+    (
+        "algorithm.memory.episodes=8 algorithm.memory.augment.mirror=0.5",
+        ("augment.mirror is set", "declares no mirror"),
+    ),
     (
         "algorithm=filtered_bc algorithm.augment.crop=2",
         ("algorithm.augment.crop=2.0 is out of range",),
@@ -157,14 +172,23 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("slots.workers=-1", ("slots.workers=-1",)),
     ("replay.ram_bytes=-1", ("replay.ram_bytes is -1",)),
     ("collect.base_share=2", ("collect.base_share=2", "0 (never) to 1")),
-    ("sft.base_part=false dataset={data}", ("sft.base_part=false", "do not say who acted", "collect.base_share")),
+    (
+        "sft.base_part=false dataset={data}",
+        ("sft.base_part=false", "do not say who acted", "collect.base_share"),
+    ),
     ("sft.labels=noisy", ("sft.labels", "'noisy'", "clean, sent")),
     ("slots.workers=100000", ("slots.workers=100000", "processes")),
     ("slots.slots_per_worker=1000000", ("slots.slots_per_worker=1000000", "4096")),
     ("slots.hang_timeout=0", ("slots.hang_timeout=0", "hang_timeout > 0")),
     ("slots.max_restarts=-1", ("slots.max_restarts=-1",)),
-    ("slots.workers=1 slots.python=/no/such/python", ("slots.python=/no/such/python", "is no file")),
-    ("slots.workers=1 slots.python=/bin/true", ("slots.python=/bin/true", "cannot run a simulator's worker")),
+    (
+        "slots.workers=1 slots.python=/no/such/python",
+        ("slots.python=/no/such/python", "is no file"),
+    ),
+    (
+        "slots.workers=1 slots.python=/bin/true",
+        ("slots.python=/bin/true", "cannot run a simulator's worker"),
+    ),
     ("slots.python=/bin/true slots.workers=0", ("slots.python=/bin/true", "slots.workers=0")),
     ("collect.episodes_per_task=0", ("collect.episodes_per_task=0",)),
     ("collect.speed=2", ("collect.speed", "2.0")),
@@ -182,47 +206,101 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("rl.checkpoint_every=0", ("rl.checkpoint_every=0",)),
     ("rl.dynamic_sampling=true", ("rl.dynamic_sampling", "rl.group_size >= 2")),
     ("rl.rhythm=both", ("rl.rhythm is 'both'", "alternate, concurrent")),
-    ("rl.rhythm=concurrent", ("rl.rhythm=concurrent: algorithm.type=ppo learns from", "rl.rhythm=alternate")),
-    ("rl.rhythm=concurrent algorithm=parl", ("algorithm.type=parl chooses actions by its critics", "rl.rhythm=alternate")),
-    ("rl.rhythm=concurrent rl.dynamic_sampling=true rl.group_size=8", ("rl.rhythm=concurrent", "rl.dynamic_sampling")),
+    (
+        "rl.rhythm=concurrent",
+        ("rl.rhythm=concurrent: algorithm.type=ppo learns from", "rl.rhythm=alternate"),
+    ),
+    (
+        "rl.rhythm=concurrent algorithm=parl",
+        ("algorithm.type=parl chooses actions by its critics", "rl.rhythm=alternate"),
+    ),
+    (
+        "rl.rhythm=concurrent rl.dynamic_sampling=true rl.group_size=8",
+        ("rl.rhythm=concurrent", "rl.dynamic_sampling"),
+    ),
     ("rl.concurrent.publish_every=0", ("rl.concurrent.publish_every=0 must be 1 or more",)),
     ("cluster.mode=async", ("cluster.mode=async", "add cluster=ray")),
     ("cluster=ray cluster.mode=often", ("cluster.mode", "often", "sync")),
     ("cluster=ray cluster.max_staleness=2", ("cluster.max_staleness=2", "cluster.mode=sync")),
-    ("cluster=ray cluster.mode=async cluster.correction=half", ("cluster.correction", "half", "truncate")),
-    ("cluster=ray cluster.mode=pipelined cluster.max_staleness=3", ("cluster.max_staleness=3", "cluster.mode=async")),
-    ("cluster=ray cluster.mode=async rl.dynamic_sampling=true rl.group_size=2", ("cluster.mode=async", "dynamic_sampling")),
+    (
+        "cluster=ray cluster.mode=async cluster.correction=half",
+        ("cluster.correction", "half", "truncate"),
+    ),
+    (
+        "cluster=ray cluster.mode=pipelined cluster.max_staleness=3",
+        ("cluster.max_staleness=3", "cluster.mode=async"),
+    ),
+    (
+        "cluster=ray cluster.mode=async rl.dynamic_sampling=true rl.group_size=2",
+        ("cluster.mode=async", "dynamic_sampling"),
+    ),
     ("cluster=ray cluster.rollouts=0", ("cluster.rollouts=0 must be 1 or more",)),
     ("cluster=ray cluster.address=head", ("cluster.address='head'", "HOST:PORT")),
     ("cluster=ray cluster.hang_timeout=0", ("cluster.hang_timeout=0", "above 0")),
     ("cluster=ray cluster.rollout=2", ("Did you mean 'cluster.rollouts'",)),
     ("cluster=ray cluster.placement=beside", ("'beside'", "free, colocated")),
-    ("cluster=ray cluster.placement=colocated", ("cluster.placement=colocated", "cluster.learners=1 or more")),
-    ("cluster=ray cluster.placement=colocated cluster.learners=1 cluster.mode=async", ("take turns", "disaggregated")),
-    ("cluster=ray cluster.placement=colocated cluster.learners=1 cluster.learner_gpus=1", ("cluster.learner_gpus out",)),
-    ("cluster=ray cluster.placement=hybrid cluster.learners=1 cluster.env_nodes=1", ("hybrid", "cluster.inference")),
-    ("cluster=ray cluster.placement=hybrid cluster.learners=1 cluster.inference=1", ("hybrid", "cluster.env_nodes")),
-    ("cluster=ray cluster.env_nodes=1", ("cluster.env_nodes=1 goes with cluster.placement=hybrid",)),
-    ("cluster=ray cluster.placement=auto", ("vla-rl train ... cluster=ray cluster.placement=free", "cluster.times=")),
+    (
+        "cluster=ray cluster.placement=colocated",
+        ("cluster.placement=colocated", "cluster.learners=1 or more"),
+    ),
+    (
+        "cluster=ray cluster.placement=colocated cluster.learners=1 cluster.mode=async",
+        ("take turns", "disaggregated"),
+    ),
+    (
+        "cluster=ray cluster.placement=colocated cluster.learners=1 cluster.learner_gpus=1",
+        ("cluster.learner_gpus out",),
+    ),
+    (
+        "cluster=ray cluster.placement=hybrid cluster.learners=1 cluster.env_nodes=1",
+        ("hybrid", "cluster.inference"),
+    ),
+    (
+        "cluster=ray cluster.placement=hybrid cluster.learners=1 cluster.inference=1",
+        ("hybrid", "cluster.env_nodes"),
+    ),
+    (
+        "cluster=ray cluster.env_nodes=1",
+        ("cluster.env_nodes=1 goes with cluster.placement=hybrid",),
+    ),
+    (
+        "cluster=ray cluster.placement=auto",
+        ("vla-rl train ... cluster=ray cluster.placement=free", "cluster.times="),
+    ),
     ("cluster=ray cluster.placement=auto cluster.learners=2", ("leave cluster.learners out",)),
     ("cluster=ray cluster.times=runs", ("cluster.times=runs goes with cluster.placement=auto",)),
-    ("cluster=ray cluster.rollout_cpus=1e6", ("the cluster is too small", "1e+06 CPUs each", "cluster.rollout_cpus")),
+    (
+        "cluster=ray cluster.rollout_cpus=1e6",
+        ("the cluster is too small", "1e+06 CPUs each", "cluster.rollout_cpus"),
+    ),
     ("cluster=slurm", ("cluster=slurm does not exist", "local, ray")),
     ("rl.concurrent.nice=-1", ("rl.concurrent.nice=-1", "19")),
     ("rl.guard=loud", ("rl.guard is 'loud'", "off, warn, stop")),
     ("rl.restarts.share=1.5", ("rl.restarts needs 0 <= share <= 1", "1.5")),
     ("rl.restarts.sources=[dreams]", ("rl.restarts.sources=['dreams']", "successes")),
     ("rl.fallback_reward={updates:3}", ("rl.fallback_reward", "rl.fallback=progress")),
-    ("rl.fallback=progress rl.fallback_reward={done_weight:3}", ("rl.fallback_reward.done_weight=3",)),
+    (
+        "rl.fallback=progress rl.fallback_reward={done_weight:3}",
+        ("rl.fallback_reward.done_weight=3",),
+    ),
     ("reward_check.on_bad=cry", ("reward_check.on_bad is 'cry'", "stop, warn")),
     ("reward_check.max_invalid=-1", ("reward_check.max_invalid=-1",)),
     ("reward.coefficient=-1", ("reward.coefficient=-1.0 does not pay for success",)),
     ("reward.coefficient=0", ("reward.coefficient=0.0 does not pay for success",)),
     ("reward=process reward.weight_decay=-1", ("reward.weight_decay=-1.0",)),
     ("reward=process reward.device=gpu", ("reward.device=gpu is no device",)),
-    ("reward=process reward.shaping.weight=0 reward.shaping.success_coefficient=0", ("nothing is paid",)),
-    ("reward=combined reward.parts.success.weight=0 reward.parts.srpo.weight=0", ("reward.parts success", "weight 0")),
-    ("reward=combined reward.parts={success:{weight:much}}", ("reward.parts.success.weight is 'much'",)),
+    (
+        "reward=process reward.shaping.weight=0 reward.shaping.success_coefficient=0",
+        ("nothing is paid",),
+    ),
+    (
+        "reward=combined reward.parts.success.weight=0 reward.parts.srpo.weight=0",
+        ("reward.parts success", "weight 0"),
+    ),
+    (
+        "reward=combined reward.parts={success:{weight:much}}",
+        ("reward.parts.success.weight is 'much'",),
+    ),
     ("reward=combined reward.parts={srpo:{scale:7}}", ("reward.parts.srpo.scale=7",)),
     ("seed=-1", ("seed=-1 must be 0 or more",)),
     ("seed=99999999999999999999", ("seed=99999999999999999999", "2**63")),
@@ -256,14 +334,29 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("phases=[eval_sft]", ("phases has eval_sft", "checkpoint=FOLDER")),
     ("phases=[eval_rl]", ("phases has eval_rl", "put rl before it")),
     # what belongs together
-    ("algorithm=grpo rl.group_size=1 rl.dynamic_sampling=false", ("rl.group_size=1", "rl.group_size=8")),
-    ("critic=none policy.value_head=false algorithm.critic_warmup_iterations=0", ("algorithm.advantage=gae", "value head")),
+    (
+        "algorithm=grpo rl.group_size=1 rl.dynamic_sampling=false",
+        ("rl.group_size=1", "rl.group_size=8"),
+    ),
+    (
+        "critic=none policy.value_head=false algorithm.critic_warmup_iterations=0",
+        ("algorithm.advantage=gae", "value head"),
+    ),
     ("reward_check.refit_every=2", ("reward_check.refit_every=2", "reward=pairwise")),
-    ("reward=process phases=[collect,sft,rl]", ("reward=process is learned, and nothing trains it", "reward.checkpoint")),
-    ("algorithm.reward_names=[speed] algorithm.reward_weights=[1]", ("algorithm.reward_names has 'speed'",)),
+    (
+        "reward=process phases=[collect,sft,rl]",
+        ("reward=process is learned, and nothing trains it", "reward.checkpoint"),
+    ),
+    (
+        "algorithm.reward_names=[speed] algorithm.reward_weights=[1]",
+        ("algorithm.reward_names has 'speed'",),
+    ),
     ("policy.cameras=[wrist]", ("policy.cameras has 'wrist'", "top")),
     ("policy.merge=3", ("policy.merge=3 does not divide", "image size")),
-    ("algorithm.ratio_level=chunk policy.noise_correlation=0.5", ("algorithm.ratio_level=chunk", "noise_correlation=0")),
+    (
+        "algorithm.ratio_level=chunk policy.noise_correlation=0.5",
+        ("algorithm.ratio_level=chunk", "noise_correlation=0"),
+    ),
     # files that a config names
     ("checkpoint={missing}", ("checkpoint={missing}", "no such file or folder")),
     ("checkpoint={file}", ("{file} is not a checkpoint",)),
@@ -271,10 +364,20 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("checkpoint={run}", ("{run} is not a checkpoint", "Did you mean {sft}?")),
     ("checkpoint={sft} env.image_size=12", ("height=16", "height=12", "{sft}")),
     ("checkpoint={sft} policy.heat=2", ("'policy.heat'",)),
-    ("checkpoint={sft} rl.restarts.share=0.5 phases=[rl]", ("rl.restarts.share=0.5", "dataset=FOLDER", "restarts.sources")),
-    ("rl.restarts.share=0.5 rl.episodes_per_iteration=8 rl.group_size=8", ("rl.restarts.share=0.5 of 1 groups",)),
+    (
+        "checkpoint={sft} rl.restarts.share=0.5 phases=[rl]",
+        ("rl.restarts.share=0.5", "dataset=FOLDER", "restarts.sources"),
+    ),
+    (
+        "rl.restarts.share=0.5 rl.episodes_per_iteration=8 rl.group_size=8",
+        ("rl.restarts.share=0.5 of 1 groups",),
+    ),
     ("rl.restarts.share=0.001", ("rl.restarts.share=0.001 of", "is none")),
-    ("cluster=ray cluster.mode=async cluster.max_staleness=2 cluster.max_late=1 rl.restarts.share=0.5", ("max_late=0",)),
+    (
+        "cluster=ray cluster.mode=async cluster.max_staleness=2 cluster.max_late=1 "
+        "rl.restarts.share=0.5",
+        ("max_late=0",),
+    ),
     ("dataset={missing}", ("dataset={missing}", "no such file or folder")),
     ("dataset={run}", ("{run} is not a LeRobotDataset folder",)),
     ("dataset={file}", ("{file}", "not a LeRobotDataset folder")),
@@ -297,7 +400,7 @@ def test_values(words, parts, places, capsys):
     holds(text, tuple(filled(part, places) for part in parts))
 
 
-# ------------------------------------------------------------------------------------------------------------ other commands
+# ----------------------------------------------------------------------------------- other commands
 COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("trian", ("invalid choice: 'trian'",)),
     ("train --frsh", ("unrecognized arguments: --frsh",)),
@@ -305,7 +408,8 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("quickstart --seeds -1", ("--seeds -1: give 0 or more",)),
     ("quickstart --seeds one", ("invalid int value: 'one'",)),
     (
-        "train ~run env=toy policy=openvla policy.checkpoint={missing} phases=[eval_sft] output_dir={out}",
+        "train ~run env=toy policy=openvla policy.checkpoint={missing} phases=[eval_sft] "
+        "output_dir={out}",
         ("policy.checkpoint={missing}", "no such file or folder"),
     ),
     ("collect run=toy collect.horizon=-1", ("collect.horizon=-1",)),
@@ -349,9 +453,18 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("advise {run} --json {out}", ("--json {out}", "is a folder")),
     ("doctor --json {out}", ("--json {out}", "is a folder")),
     ("robotwin", ("ACTION",)),
-    ("robotwin seeds --task lift_pot --file {out}/seeds.json", ("env.root=FOLDER", "RLinf_support")),
-    ("robotwin seeds --task lift_pot --file {out}/seeds.json env.root={out}", ("env.root={out}", "no checkout of RoboTwin")),
-    ("robotwin seeds --task fold_towel --file {out}/seeds.json", ("env.tasks='fold_towel'", "lift_pot")),
+    (
+        "robotwin seeds --task lift_pot --file {out}/seeds.json",
+        ("env.root=FOLDER", "RLinf_support"),
+    ),
+    (
+        "robotwin seeds --task lift_pot --file {out}/seeds.json env.root={out}",
+        ("env.root={out}", "no checkout of RoboTwin"),
+    ),
+    (
+        "robotwin seeds --task fold_towel --file {out}/seeds.json",
+        ("env.tasks='fold_towel'", "lift_pot"),
+    ),
     ("reward", ("ACTION",)),
     ("reward score", ("name what to read",)),
     ("reward score {missing} reward=success", ("{missing}", "neither a dataset")),
@@ -388,11 +501,16 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("words", "parts"), COMMANDS, ids=[words[:60] for words, _ in COMMANDS])
 def test_commands(words, parts, places, capsys):
-    text = refused(capsys, [filled(word, places) for word in words.split()], places["out"].parent, places["run"])
+    text = refused(
+        capsys,
+        [filled(word, places) for word in words.split()],
+        places["out"].parent,
+        places["run"],
+    )
     holds(text, tuple(filled(part, places) for part in parts))
 
 
-# ------------------------------------------------------------------------------------------------------------ damaged files
+# ------------------------------------------------------------------------------------ damaged files
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -461,29 +579,52 @@ DAMAGE: list[tuple[str, Callable[[Path], None], tuple[str, ...], tuple[str, ...]
     *(
         (f"{SFT}/config.json", edit, EVAL, ("config.json", part))
         for edit, part in (
-            (emptied, "damaged"), (cut, "damaged"), (other, "damaged"), (listed, "holds a list"), (nested, "damaged"),
-            (folder, "is not a checkpoint"), (gone, "is not a checkpoint"), (loop, "is not a checkpoint"),
-            (key("policy_type", None), "names no policy_type"), (key("policy_type", 3), "names no policy_type"),
-            (key("policy_type", "magic"), "'magic'"), (key("format", 99), "update vla_rl"), (key("format", "x"), "format"),
-            (key("config", None), "lacks 'config'"), (key("config", [1]), "damaged"), (key("config/heat", 2), "heat"),
-            (key("config/llm_width", "wide"), "damaged"), (key("config/decoding", "magic"), "policy.decoding is 'magic'"),
-            (key("action_stats/mean", [0.0]), "one length"), (key("action_stats", "x"), "damaged"),
+            (emptied, "damaged"),
+            (cut, "damaged"),
+            (other, "damaged"),
+            (listed, "holds a list"),
+            (nested, "damaged"),
+            (folder, "is not a checkpoint"),
+            (gone, "is not a checkpoint"),
+            (loop, "is not a checkpoint"),
+            (key("policy_type", None), "names no policy_type"),
+            (key("policy_type", 3), "names no policy_type"),
+            (key("policy_type", "magic"), "'magic'"),
+            (key("format", 99), "update vla_rl"),
+            (key("format", "x"), "format"),
+            (key("config", None), "lacks 'config'"),
+            (key("config", [1]), "damaged"),
+            (key("config/heat", 2), "heat"),
+            (key("config/llm_width", "wide"), "damaged"),
+            (key("config/decoding", "magic"), "policy.decoding is 'magic'"),
+            (key("action_stats/mean", [0.0]), "one length"),
+            (key("action_stats", "x"), "damaged"),
         )
     ),
     *(
         (f"{SFT}/embodiment.json", edit, EVAL, ("embodiment.json", part))
         for edit, part in (
-            (emptied, "damaged"), (listed, "holds a list"), (gone, "missing"), (folder, "is a folder"),
+            (emptied, "damaged"),
+            (listed, "holds a list"),
+            (gone, "missing"),
+            (folder, "is a folder"),
             (loop, "cannot be read"),
-            (key("cameras", None), "lacks 'cameras'"), (key("cameras", 3), "describes no robot"),
-            (key("cameras/0/height", -4), "above 0"), (key("control_hz", "often"), "must be numbers"),
-            (key("action_low", [0.0]), "differ in number"), (key("wings", 2), "describes no robot"),
+            (key("cameras", None), "lacks 'cameras'"),
+            (key("cameras", 3), "describes no robot"),
+            (key("cameras/0/height", -4), "above 0"),
+            (key("control_hz", "often"), "must be numbers"),
+            (key("action_low", [0.0]), "differ in number"),
+            (key("wings", 2), "describes no robot"),
         )
     ),
     *(
         (f"{SFT}/model.safetensors", edit, EVAL, ("model.safetensors", part))
         for edit, part in (
-            (emptied, "damaged"), (cut, "cut short"), (other, "damaged"), (gone, "missing"), (folder, "is a folder"),
+            (emptied, "damaged"),
+            (cut, "cut short"),
+            (other, "damaged"),
+            (gone, "missing"),
+            (folder, "is a folder"),
         )
     ),
     (f"{SFT}/tokenizer.json", emptied, EVAL, ("checkpoints/sft", "damaged")),
@@ -492,51 +633,89 @@ DAMAGE: list[tuple[str, Callable[[Path], None], tuple[str, ...], tuple[str, ...]
     *(
         ("config.yaml", edit, EVAL, ("config.yaml", part))
         for edit, part in (
-            (other, "cannot be read"), (emptied, "config.yaml"), (listed, "not a mapping"), (line("\nsede: 3\n"), "'sede'"),
-            (line("\na: [\n"), "cannot be read"), (line("\nseed: many\n"), "cannot be read"),
+            (other, "cannot be read"),
+            (emptied, "config.yaml"),
+            (listed, "not a mapping"),
+            (line("\nsede: 3\n"), "'sede'"),
+            (line("\na: [\n"), "cannot be read"),
+            (line("\nseed: many\n"), "cannot be read"),
         )
     ),
     *(
         ("phases.json", edit, AGAIN, ("phases.json", part))
         for edit, part in (
-            (emptied, "damaged"), (cut, "damaged"), (other, "damaged"), (listed, "holds a list"), (folder, "is a folder"),
-            (loop, "cannot be read"), (key("sft", 3), "phase sft"), (key("sft/seconds", "long"), "phase sft"),
-            (key("sft/complete", "yes"), "phase sft"), (key("sft/seconds", None), "phase sft"),
+            (emptied, "damaged"),
+            (cut, "damaged"),
+            (other, "damaged"),
+            (listed, "holds a list"),
+            (folder, "is a folder"),
+            (loop, "cannot be read"),
+            (key("sft", 3), "phase sft"),
+            (key("sft/seconds", "long"), "phase sft"),
+            (key("sft/complete", "yes"), "phase sft"),
+            (key("sft/seconds", None), "phase sft"),
             (key("peak_memory_bytes", "much"), "peak_memory_bytes"),
         )
     ),
     ("config.yaml", folder, AGAIN, ("config.yaml",)),
     ("eval_sft.json", cut, ("advise", "{run}"), ("eval_sft.json",)),
     ("eval_sft.json", listed, ("advise", "{run}"), ("eval_sft.json",)),
-    ("eval_sft.json", key("outcomes/0/success", "yes"), ("advise", "{run}"), ("eval_sft.json", "no number")),
-    ("eval_sft.json", key("outcomes/0/control_steps", "x"), ("advise", "{run}"), ("eval_sft.json",)),
+    (
+        "eval_sft.json",
+        key("outcomes/0/success", "yes"),
+        ("advise", "{run}"),
+        ("eval_sft.json", "no number"),
+    ),
+    (
+        "eval_sft.json",
+        key("outcomes/0/control_steps", "x"),
+        ("advise", "{run}"),
+        ("eval_sft.json",),
+    ),
     ("metrics.jsonl", folder, ("report", "{run}"), ("metrics.jsonl", "this is a folder")),
     ("metrics.jsonl", loop, ("advise", "{run}"), ("metrics.jsonl",)),
     ("report.html", folder, ("report", "{run}"), ("report.html", "this is a folder")),
-]  # fmt: skip
-FROM_DATA = ("train", *TOY, "output_dir={out}", "name=other", "dataset={run}/dataset", "phases=[sft]")
+]
+FROM_DATA = (
+    "train",
+    *TOY,
+    "output_dir={out}",
+    "name=other",
+    "dataset={run}/dataset",
+    "phases=[sft]",
+)
 DAMAGE += [
     (f"dataset/meta/{name}", edit, FROM_DATA, (part,))
     for name, edit, part in (
-        ("info.json", emptied, "info.json is damaged"), ("info.json", listed, "info.json is damaged"),
-        ("info.json", other, "info.json is damaged"), ("info.json", gone, "not a LeRobotDataset folder"),
-        ("info.json", folder, "info.json is a folder"), ("info.json", key("features", [1]), "info.json is damaged"),
+        ("info.json", emptied, "info.json is damaged"),
+        ("info.json", listed, "info.json is damaged"),
+        ("info.json", other, "info.json is damaged"),
+        ("info.json", gone, "not a LeRobotDataset folder"),
+        ("info.json", folder, "info.json is a folder"),
+        ("info.json", key("features", [1]), "info.json is damaged"),
         ("info.json", key("codebase_version", "v2.1"), "version v2.1"),
         ("info.json", key("fps", "fast"), "incomplete or damaged"),
         ("info.json", key("features/action/names", ["up"]), "action names"),
         ("embodiment.json", emptied, "embodiment.json is damaged"),
         ("embodiment.json", key("cameras", 3), "describes no robot"),
-        ("tasks.parquet", cut, "incomplete or damaged"), ("tasks.parquet", gone, "incomplete or damaged"),
+        ("tasks.parquet", cut, "incomplete or damaged"),
+        ("tasks.parquet", gone, "incomplete or damaged"),
     )
-]  # fmt: skip
+]
 DAMAGE += [
     (f"dataset/{pattern}", edit, FROM_DATA, ("dataset",))
-    for pattern, edit in (("data/*/*.parquet", cut), ("data/*/*.parquet", gone), ("meta/episodes/*/*.parquet", cut))
+    for pattern, edit in (
+        ("data/*/*.parquet", cut),
+        ("data/*/*.parquet", gone),
+        ("meta/episodes/*/*.parquet", cut),
+    )
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "command", "parts"), DAMAGE, ids=[f"{n.rpartition('/')[2]}-{e.__name__}" for n, e, _, _ in DAMAGE]
+    ("name", "edit", "command", "parts"),
+    DAMAGE,
+    ids=[f"{n.rpartition('/')[2]}-{e.__name__}" for n, e, _, _ in DAMAGE],
 )
 def test_damaged_files(name, edit, command, parts, finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / finished.name))
@@ -547,28 +726,40 @@ def test_damaged_files(name, edit, command, parts, finished, tmp_path, capsys):
 
 STATE = f"{SFT}/training_state"
 STATES = [
-    ("state.json", emptied, "state.json is damaged"), ("state.json", listed, "state.json is damaged"),
+    ("state.json", emptied, "state.json is damaged"),
+    ("state.json", listed, "state.json is damaged"),
     ("state.json", key("counters", None), "a training state of this run"),
     ("state.json", key("counters", {"laps": 3}), "a training state of this run"),
     ("state.json", key("sampler", "x"), "a training state of this run"),
-    ("state.safetensors", cut, "state.safetensors is damaged"), ("state.safetensors", gone, "state.safetensors is missing"),
-]  # fmt: skip
+    ("state.safetensors", cut, "state.safetensors is damaged"),
+    ("state.safetensors", gone, "state.safetensors is missing"),
+]
 
 
-@pytest.mark.parametrize(("name", "edit", "part"), STATES, ids=[f"{n}-{e.__name__}" for n, e, _ in STATES])
+@pytest.mark.parametrize(
+    ("name", "edit", "part"), STATES, ids=[f"{n}-{e.__name__}" for n, e, _ in STATES]
+)
 def test_damaged_state_of_a_run_that_goes_on(name, edit, part, finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / finished.name))
     key("sft/complete", False)(run / "phases.json")
     edit(run / STATE / name)
     arguments = [filled(word, {"out": run}) for word in AGAIN]
-    holds(refused(capsys, arguments, run / "checkpoints", run / "dataset"), (part, str(Path(STATE).parent)))
+    holds(
+        refused(capsys, arguments, run / "checkpoints", run / "dataset"),
+        (part, str(Path(STATE).parent)),
+    )
 
 
-# -------------------------------------------------------------------------------------------------- what the system refuses
+# -------------------------------------------------------------------------- what the system refuses
 SYSTEM = [
-    (errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only"), (errno.EACCES, "permission denied"),
-    (errno.EDQUOT, "quota"), (errno.EIO, "the disk failed"), (errno.ENAMETOOLONG, "too long"), (errno.EMFILE, "ulimit -n"),
-]  # fmt: skip
+    (errno.ENOSPC, "the disk is full"),
+    (errno.EROFS, "read-only"),
+    (errno.EACCES, "permission denied"),
+    (errno.EDQUOT, "quota"),
+    (errno.EIO, "the disk failed"),
+    (errno.ENAMETOOLONG, "too long"),
+    (errno.EMFILE, "ulimit -n"),
+]
 
 
 @pytest.mark.parametrize(("number", "part"), SYSTEM, ids=[errno.errorcode[n] for n, _ in SYSTEM])
@@ -609,7 +800,10 @@ def test_too_little_memory_is_named(monkeypatch, capsys):
 def test_a_place_that_may_not_be_written_is_named_before_anything_runs(places, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # (root may write everywhere)
     arguments = [filled(word, places) for word in TRAIN]
-    holds(refused(capsys, arguments, places["out"]), (f"output_dir={places['out']}", "may not be written", "another place"))
+    holds(
+        refused(capsys, arguments, places["out"]),
+        (f"output_dir={places['out']}", "may not be written", "another place"),
+    )
 
 
 def test_too_little_room_is_named_before_anything_runs(places, capsys, monkeypatch):
@@ -622,12 +816,18 @@ def test_too_little_room_is_named_before_anything_runs(places, capsys, monkeypat
 def test_a_report_shows_what_is_damaged_beside_it(finished, tmp_path, capsys):
     run = Path(shutil.copytree(finished, tmp_path / finished.name))
     key("sft/seconds", "long")(run / "phases.json")
-    line('{"phase": "rl", "step": "first"}\n{"phase": "sft", "step": 9, "sft/loss": "low"}\n')(run / "metrics.jsonl")
+    line('{"phase": "rl", "step": "first"}\n{"phase": "sft", "step": 9, "sft/loss": "low"}\n')(
+        run / "metrics.jsonl"
+    )
     emptied(run / "versions.json")
     other(run / "eval_sft.json")
     assert cli.main(["report", str(run)]) == 0
     page = (run / "report.html").read_text(encoding="utf-8")
-    for part in ("seconds of phase sft is", "versions.json could not be read", "eval_sft.json is not an"):
+    for part in (
+        "seconds of phase sft is",
+        "versions.json could not be read",
+        "eval_sft.json is not an",
+    ):
         assert part in page
 
 
@@ -637,18 +837,32 @@ FILES: list[tuple[bytes | None, str, tuple[str, ...]]] = [
     (b"", "run=mine.yaml", ("mine.yaml is empty", "seed: 1")),
     (b"- seed: 1\n", "run=mine.yaml", ("mine.yaml holds a sequence, not a mapping",)),
     (b"name: \xe4\n", "run=mine.yaml", ("mine.yaml is no text in UTF-8 (byte 6)",)),
-    (b"seed: 1\nrl:\n  iteration: 3\n", "run=mine.yaml", ("mine.yaml, line 3", "'rl.iteration'", "'rl.iterations'")),
+    (
+        b"seed: 1\nrl:\n  iteration: 3\n",
+        "run=mine.yaml",
+        ("mine.yaml, line 3", "'rl.iteration'", "'rl.iterations'"),
+    ),
     (b"rl: [\n", "run=mine.yaml", ("mine.yaml, line 2 is no YAML",)),
     (b"seed: ${nope}\n", "run=mine.yaml", ("nope",)),
     (b"defaults: [mine]\n", "run=mine.yaml", ("run=mine does not exist", "mine.yaml, line 1")),
-    (b"defaults: [{env: moon}]\n", "run=mine.yaml", ("env=moon does not exist", "mine.yaml, line 1")),
+    (
+        b"defaults: [{env: moon}]\n",
+        "run=mine.yaml",
+        ("env=moon does not exist", "mine.yaml, line 1"),
+    ),
     (b"# @package _global_\ndefaults: [mine]\n", "run=mine", ("in a circle",)),
     (b"seed: 1\n", "run=toy --config-dir {missing}", ("--config-dir {missing} is no folder",)),
-    (b"seed: 1\n", "run=toy --config-dir {out}", ("--config-dir {out} holds no configs", "{out}/run/mine.yaml")),
+    (
+        b"seed: 1\n",
+        "run=toy --config-dir {out}",
+        ("--config-dir {out} holds no configs", "{out}/run/mine.yaml"),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("content", "words", "parts"), FILES, ids=[f"{words}-{text!r}"[:60] for text, words, _ in FILES])
+@pytest.mark.parametrize(
+    ("content", "words", "parts"), FILES, ids=[f"{words}-{text!r}"[:60] for text, words, _ in FILES]
+)
 def test_config_files_of_ones_own(content, words, parts, places, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "run").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""`vla-rl bench learn`: made-up runs with figures worked out by hand, and the command on the toy task."""
+"""`vla-rl bench learn`: made-up runs with figures worked out by hand, and the command on the toy
+task."""
 
 from __future__ import annotations
 
@@ -23,75 +24,139 @@ from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 
 TOY = [
-    "run=toy", "collect.episodes_per_task=2", "sft.updates=4", "slots.slots_per_worker=8", "rl.episodes_per_iteration=8",
-    "algorithm.epochs=1", "algorithm.critic_epochs=1", "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
-]  # fmt: skip
+    "run=toy",
+    "collect.episodes_per_task=2",
+    "sft.updates=4",
+    "slots.slots_per_worker=8",
+    "rl.episodes_per_iteration=8",
+    "algorithm.epochs=1",
+    "algorithm.critic_epochs=1",
+    "evaluate.episodes_per_task=2",
+    "evaluate.video_episodes=0",
+]
 
 
 def evaluation(run: Path, name: str, successes: int, episodes: int = 50) -> None:
     outcomes = [EpisodeOutcome("lift", i, "do it", i < successes, 30, 5) for i in range(episodes)]
-    EvaluationResult(outcomes, "held_out", 0, True, 20.0, "m/s³", 1.0, 0.1, 0.1).save(run / f"eval_{name}.json")
+    EvaluationResult(outcomes, "held_out", 0, True, 20.0, "m/s³", 1.0, 0.1, 0.1).save(
+        run / f"eval_{name}.json"
+    )
 
 
 def record(step: int, *, wait: float, learn: float | None, evaluate: float = 0.0, **more) -> dict:
-    """An iteration of 64 episodes: 2 s of acting, 0.5 s of scoring, 3 s of updates, 1 s of them the critic's."""
-    whole = {} if learn is None else {"time/iteration": learn + evaluate, "time/evaluate": evaluate, "time/critic": 1.0}
+    """An iteration of 64 episodes: 2 s of acting, 0.5 s of scoring, 3 s of updates, 1 s of them
+    the critic's."""
+    whole = (
+        {}
+        if learn is None
+        else {"time/iteration": learn + evaluate, "time/evaluate": evaluate, "time/critic": 1.0}
+    )
     return {
-        "phase": "rl", "step": step, "episodes": 64 * step, "control_steps": 3000 * step,
-        "engine/seconds": wait + 2.5, "engine/wait_seconds": wait,
-        "engine/policy_seconds": 2.0, "time/reward": 0.5, "time/update": 3.0, **whole, **more,
-    }  # fmt: skip
+        "phase": "rl",
+        "step": step,
+        "episodes": 64 * step,
+        "control_steps": 3000 * step,
+        "engine/seconds": wait + 2.5,
+        "engine/wait_seconds": wait,
+        "engine/policy_seconds": 2.0,
+        "time/reward": 0.5,
+        "time/update": 3.0,
+        **whole,
+        **more,
+    }
 
 
 def write(run: Path, records: list[dict], phases: dict, planned: int = 8) -> Path:
     run.mkdir(parents=True, exist_ok=True)
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (run / "phases.json").write_text(json.dumps(phases | {"peak_memory_bytes": 1}))
-    (run / "config.yaml").write_text(f"rl:\n  iterations: {planned}\nenv:\n  type: nobody.knows:This\n")
+    (run / "config.yaml").write_text(
+        f"rl:\n  iterations: {planned}\nenv:\n  type: nobody.knows:This\n"
+    )
     return run
 
 
 @pytest.fixture
 def finished(tmp_path) -> Path:
-    """Eight iterations: the first takes 12 s, the others 10 s; evaluated before the 1st, 3rd, 5th and 7th and at the end."""
+    """Eight iterations: the first takes 12 s, the others 10 s; evaluated before the 1st, 3rd,
+    5th and 7th and at the end."""
     rows = [record(1, wait=5.0, learn=12.0, evaluate=10.0, **{"eval/success": 0.4})]
     rows += [record(step, wait=4.0, learn=10.0) for step in range(2, 9)]
     for step, success, seconds in ((3, 0.82, 8.0), (5, 0.78, 9.0), (7, 0.85, 8.0)):
-        rows[step - 1] = record(step, wait=4.0, learn=10.0, evaluate=seconds, **{"eval/success": success})
-    run = write(tmp_path / "finished", rows, {"eval_sft": {"complete": True}, "eval_rl": {"complete": True}})
+        rows[step - 1] = record(
+            step, wait=4.0, learn=10.0, evaluate=seconds, **{"eval/success": success}
+        )
+    run = write(
+        tmp_path / "finished", rows, {"eval_sft": {"complete": True}, "eval_rl": {"complete": True}}
+    )
     evaluation(run, "sft", 20)
     evaluation(run, "rl", 46)
-    (run / "versions.json").write_text(json.dumps({"cpu": "Some CPU", "cpu_cores": 2, "memory_gib": 7.8, "gpus": []}))
+    (run / "versions.json").write_text(
+        json.dumps({"cpu": "Some CPU", "cpu_cores": 2, "memory_gib": 7.8, "gpus": []})
+    )
     return run
 
 
-# ------------------------------------------------------------------------------------------------------ runs that exist
+# ---------------------------------------------------------------------------------- runs that exist
 def test_the_level_counts_once_nothing_falls_below_it_again(finished):
-    """82 % after two iterations does not hold: 78 % follow. It is reached after six: 12 + 5 · 10 s, 6 · 64 episodes."""
+    """82 % after two iterations does not hold: 78 % follow. It is reached after six: 12 + 5 · 10
+    s, 6 · 64 episodes."""
     found = learning_of(finished, 0.8)
-    assert [(p["iteration"], p["episodes"], p["seconds"], p["success"]) for p in found["curve"]] == [
-        (0, 0, 0.0, 0.4), (2, 128, 22.0, 0.82), (4, 256, 42.0, 0.78), (6, 384, 62.0, 0.85), (8, 512, 82.0, 0.92),
-    ]  # fmt: skip
-    at_six = {"iteration": 6, "episodes": 384, "control_steps": 18000, "seconds": 62.0, "success": 0.85}
+    assert [
+        (p["iteration"], p["episodes"], p["seconds"], p["success"]) for p in found["curve"]
+    ] == [
+        (0, 0, 0.0, 0.4),
+        (2, 128, 22.0, 0.82),
+        (4, 256, 42.0, 0.78),
+        (6, 384, 62.0, 0.85),
+        (8, 512, 82.0, 0.92),
+    ]
+    at_six = {
+        "iteration": 6,
+        "episodes": 384,
+        "control_steps": 18000,
+        "seconds": 62.0,
+        "success": 0.85,
+    }
     assert found["reached"] == at_six
-    assert found["below_before"]["seconds"] == 42.0 and found["hardware"] == "2 cores Some CPU, 7.8 GiB, no GPU"
-    text = "80% reached after 62.0 s and 384 episodes (iteration 6); still below after 42.0 s and 256 episodes"
+    assert (
+        found["below_before"]["seconds"] == 42.0
+        and found["hardware"] == "2 cores Some CPU, 7.8 GiB, no GPU"
+    )
+    text = (
+        "80% reached after 62.0 s and 384 episodes (iteration 6); still below after 42.0 s and 256 "
+        "episodes"
+    )
     assert text in run_text(found, 0.8)
     assert learning_of(finished, 0.9)["reached"]["seconds"] == 82.0
-    assert learning_of(finished, 0.4)["reached"]["iteration"] == 0 and learning_of(finished, 0.4)["below_before"] is None
+    assert (
+        learning_of(finished, 0.4)["reached"]["iteration"] == 0
+        and learning_of(finished, 0.4)["below_before"] is None
+    )
     assert "not reached in 512 episodes" in run_text(learning_of(finished, 0.95), 0.95)
 
 
 def test_episodes_that_judged_a_learned_reward_count(finished):
-    phases = json.loads((finished / "phases.json").read_text()) | {"reward": {"complete": True, "episodes": 64}}
+    phases = json.loads((finished / "phases.json").read_text()) | {
+        "reward": {"complete": True, "episodes": 64}
+    }
     (finished / "phases.json").write_text(json.dumps(phases))
     found = learning_of(finished, 0.8)
-    assert found["episodes"] == 64 + 512 and [p["episodes"] for p in found["curve"]] == [64, 192, 320, 448, 576]
+    assert found["episodes"] == 64 + 512 and [p["episodes"] for p in found["curve"]] == [
+        64,
+        192,
+        320,
+        448,
+        576,
+    ]
     assert found["reached"]["episodes"] == 448
 
 
 def test_several_runs_stand_side_by_side_in_a_table_and_a_figure(finished, tmp_path, capsys):
-    rows = [record(1, wait=4.0, learn=10.0, **{"eval/success": 0.4}), record(2, wait=4.0, learn=10.0)]
+    rows = [
+        record(1, wait=4.0, learn=10.0, **{"eval/success": 0.4}),
+        record(2, wait=4.0, learn=10.0),
+    ]
     other = write(tmp_path / "other", rows, {})
     (other / "config.yaml").write_text("algorithm:\n  type: td3\nactor:\n  type: residual\n")
     text = runs.text(runs.measure([finished, other], 0.8, tmp_path / "curves.html"))
@@ -99,16 +164,26 @@ def test_several_runs_stand_side_by_side_in_a_table_and_a_figure(finished, tmp_p
     assert lines[str(finished)][1:] == ["40%", "92%", "384", "18", "000", "62"]
     assert lines[str(other)][1:] == ["td3", "+", "residual", "40%", "40%", "not", "reached"]
     page = (tmp_path / "curves.html").read_text()
-    assert page.count("<svg") == 6 and "td3 + residual" in page  # three axes, each for wide and for narrow screens
+    # three axes, each for wide and for narrow screens
+    assert page.count("<svg") == 6 and "td3 + residual" in page
     for axis in ("episodes", "control steps", "seconds"):
         assert f"Success against {axis}" in page
 
 
 def test_where_the_seconds_went(finished):
-    """Means of 8 iterations: waiting (5 + 7 · 4)/8; rest 12 − 5 − 2 − 0.5 − 3 = 1.5 once, else 10 − 4 − 5.5 = 0.5."""
+    """Means of 8 iterations: waiting (5 + 7 · 4)/8; rest 12 − 5 − 2 − 0.5 − 3 = 1.5 once, else
+    10 − 4 − 5.5 = 0.5."""
     found = learning_of(finished, 0.8)
     mean = found["seconds_per_iteration"]
-    expected = {"simulate": 4.125, "act": 2.0, "score": 0.5, "update": 2.0, "critic": 1.0, "rest": 0.625, "learn": 10.25}
+    expected = {
+        "simulate": 4.125,
+        "act": 2.0,
+        "score": 0.5,
+        "update": 2.0,
+        "critic": 1.0,
+        "rest": 0.625,
+        "learn": 10.25,
+    }
     assert {name: mean[name] for name in expected} == pytest.approx(expected)
     assert found["learn_seconds"] == 82.0 and found["evaluate_seconds"] == 35.0  # 10 + 8 + 9 + 8
     text = run_text(found, 0.8)
@@ -117,48 +192,87 @@ def test_where_the_seconds_went(finished):
 
 
 def test_a_run_that_goes_on_and_one_of_before(tmp_path, capsys):
-    """No time/iteration, no eval/success; an eval_rl.json of fewer iterations does not count once the run goes on."""
+    """No time/iteration, no eval/success; an eval_rl.json of fewer iterations does not count
+    once the run goes on."""
     rows = [record(step, wait=4.0, learn=None) for step in (1, 2, 3)]
-    run = write(tmp_path / "old", rows, {"eval_sft": {"complete": True}, "eval_rl": {"complete": False}}, planned=16)
+    run = write(
+        tmp_path / "old",
+        rows,
+        {"eval_sft": {"complete": True}, "eval_rl": {"complete": False}},
+        planned=16,
+    )
     evaluation(run, "sft", 15)
     evaluation(run, "rl", 50)
     document = runs.measure([run], 0.8)
     (found,), text = document["runs"], runs.text(document)
     assert [p["success"] for p in found["curve"]] == [0.3] and found["reached"] is None
-    assert found["learn_seconds"] == 30.0 and found["seconds_per_iteration"]["rest"] == 0.5  # 3 · (6.5 + 0.5 + 3) s
-    assert "3 of 16 iterations of RL, 192 episodes, 30.0 s of learning (evaluation not timed then)" in text
+    # 3 · (6.5 + 0.5 + 3) s
+    assert found["learn_seconds"] == 30.0 and found["seconds_per_iteration"]["rest"] == 0.5
+    assert (
+        "3 of 16 iterations of RL, 192 episodes, 30.0 s of learning (evaluation not timed then)"
+        in text
+    )
     assert "80% not reached in 192 episodes" in text and "none fell below it" in text
     (run / "phases.json").unlink()
     assert "unknown: this run was not evaluated" in run_text(learning_of(run, 0.8), 0.8)
 
 
-# ----------------------------------------------------------------------------------------------------- two settings
+# ------------------------------------------------------------------------------------- two settings
 def side(wait: float, update: float, steps: int = 1000, epochs: float = 3.0) -> dict:
     """2 s of acting, 2 s of rest, 1 s of the critic's, besides waiting and updating the policy."""
     return {
-        "engine/episodes": 8, "engine/control_steps": steps, "engine/decisions": 125, "rollout/learned_share": 0.5,
-        "engine/wait_seconds": wait, "engine/policy_seconds": 2.0, "time/reward": 0.0, "time/update": update + 1.0,
-        "time/critic": 1.0, "time/evaluate": 0.0, "time/iteration": wait + update + 5.0, "ppo/epochs": epochs,
-    }  # fmt: skip
+        "engine/episodes": 8,
+        "engine/control_steps": steps,
+        "engine/decisions": 125,
+        "rollout/learned_share": 0.5,
+        "engine/wait_seconds": wait,
+        "engine/policy_seconds": 2.0,
+        "time/reward": 0.0,
+        "time/update": update + 1.0,
+        "time/critic": 1.0,
+        "time/evaluate": 0.0,
+        "time/iteration": wait + update + 5.0,
+        "ppo/epochs": epochs,
+    }
 
 
 def test_two_sides_compared():
-    """Updates take 3 and 3 s against 6 and 9 s: 7.5/3, in the rounds 2 and 3. The second round has 10 % more steps."""
+    """Updates take 3 and 3 s against 6 and 9 s: 7.5/3, in the rounds 2 and 3. The second round
+    has 10 % more steps."""
     plain = [[side(4.0, 3.0)], [side(6.0, 3.0)]]
     found = compared([plain, [[side(4.0, 6.0)], [side(6.0, 9.0, steps=1100)]]])
     assert found["ratios"]["update"] == pytest.approx({"ratio": 2.5, "low": 2.0, "high": 3.0})
     assert found["ratios"]["simulate"] == pytest.approx({"ratio": 1.0, "low": 1.0, "high": 1.0})
-    assert found["ratios"]["learn"] == pytest.approx({"ratio": 17.5 / 13, "low": 15 / 12, "high": 20 / 14})
+    assert found["ratios"]["learn"] == pytest.approx(
+        {"ratio": 17.5 / 13, "low": 15 / 12, "high": 20 / 14}
+    )
     assert found["ratios"]["score"] is None  # nothing against nothing
     assert found["work_differences"] == pytest.approx(
-        {"episodes": 0.0, "control steps": 0.05, "decisions": 0.0, "episodes learned from": 0.0, "epochs": 0.0}
+        {
+            "episodes": 0.0,
+            "control steps": 0.05,
+            "decisions": 0.0,
+            "episodes learned from": 0.0,
+            "epochs": 0.0,
+        }
     )
     assert found["equal_work"] == ["act", "score", "update", "critic", "rest"]
-    text = {"overrides": ["seed=1"], "against": ["a=1"], "start": "SFT", "rounds": 2, "iterations": 1, **found}
+    text = {
+        "overrides": ["seed=1"],
+        "against": ["a=1"],
+        "start": "SFT",
+        "rounds": 2,
+        "iterations": 1,
+        **found,
+    }
     text["peak_memory_gib"] = [1.5, 2.75]
     table = {line.split("  ")[0].strip(): line.split() for line in against.text(text).splitlines()}
     assert table["update"][1:] == ["3.00", "7.50", "2.50", "2.00", "to", "3.00", "yes"]
-    assert table["simulate"][-1] == "no" and table["control steps"][2:] == ["1000.0", "1050.0", "+5.0%"]
+    assert table["simulate"][-1] == "no" and table["control steps"][2:] == [
+        "1000.0",
+        "1050.0",
+        "+5.0%",
+    ]
     assert table["peak memory, GiB"][3:6] == ["1.50", "2.75", "+1.25"]
     assert "not at equal work: simulate, whole iteration" in against.text(text)
     stopped = compared([plain, [[side(4.0, 1.0, epochs=1.0)], [side(6.0, 1.0, epochs=1.0)]]])
@@ -171,31 +285,57 @@ def test_overrides_are_split_at_commas_before_a_key():
 
 
 def test_the_command_compares_two_settings(tmp_path, capsys):
-    """With learning rate 0 both sides meet the same episodes, so all but the update is at equal work."""
+    """With learning rate 0 both sides meet the same episodes, so all but the update is at equal
+    work."""
     target = tmp_path / "out.json"
-    options = ["--against", "algorithm.epochs=2", "--iterations", "1", "--rounds", "2", "--json", str(target)]
-    assert cli.main(["bench", "learn", *TOY, "algorithm.learning_rate=0", "rl.eval_every=1", *options]) == 0
+    options = [
+        "--against",
+        "algorithm.epochs=2",
+        "--iterations",
+        "1",
+        "--rounds",
+        "2",
+        "--json",
+        str(target),
+    ]
+    assert (
+        cli.main(["bench", "learn", *TOY, "algorithm.learning_rate=0", "rl.eval_every=1", *options])
+        == 0
+    )
     found = json.loads(target.read_text())
-    assert found["command"].startswith("vla-rl bench learn run=toy") and "--against algorithm.epochs=2" in found["command"]
+    assert (
+        found["command"].startswith("vla-rl bench learn run=toy")
+        and "--against algorithm.epochs=2" in found["command"]
+    )
     assert found["date"] and "cores" in found["hardware"] and found["start"] == "SFT of 4 updates"
     for name, epochs in (("as given", 1), ("against", 2)):
         records = [r for rows in found["sides"][name]["records"] for r in rows]
-        assert [r["step"] for r in records] == [2, 4]  # one before each, which warms up, does not count
+        # one before each, which warms up, does not count
+        assert [r["step"] for r in records] == [2, 4]
         assert all(r["ppo/epochs"] == epochs and r["ppo/critic_warmup"] == 0 for r in records)
         assert all(r["engine/episodes"] == 8 and "eval/success" not in r for r in records)
         mean = found["sides"][name]["seconds_per_iteration"]
-        assert sum(mean[part] for part in PARTS) == pytest.approx(mean["learn"]) and mean["critic"] > 0
-    assert found["work_differences"]["epochs"] == 1.0 and found["work_differences"]["control steps"] == 0.0
+        assert (
+            sum(mean[part] for part in PARTS) == pytest.approx(mean["learn"]) and mean["critic"] > 0
+        )
+    assert (
+        found["work_differences"]["epochs"] == 1.0
+        and found["work_differences"]["control steps"] == 0.0
+    )
     assert found["equal_work"] == ["simulate", "act", "score", "critic", "rest"]
     assert found["ratios"]["learn"]["low"] <= found["ratios"]["learn"]["high"]
     assert "not at equal work: update, whole iteration" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------- methods from one start
+# --------------------------------------------------------------------------- methods from one start
 PACE = [
-    "run=toy", "slots.slots_per_worker=8", "rl.episodes_per_iteration=8", "rl.iterations=1", "evaluate.episodes_per_task=4",
+    "run=toy",
+    "slots.slots_per_worker=8",
+    "rl.episodes_per_iteration=8",
+    "rl.iterations=1",
+    "evaluate.episodes_per_task=4",
     "evaluate.video_episodes=0",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -206,23 +346,40 @@ def start(finished_run) -> Path:
 
 def test_methods_run_from_one_start_resume_and_stand_side_by_side(start, tmp_path, capsys):
     before = {p.name: p.read_bytes() for p in start.iterdir() if p.is_file()}
-    arguments = ["bench", "learn", "--start", str(start), "--methods", "ppo,rlpd", "--level", "0.5", *PACE]
+    arguments = [
+        "bench",
+        "learn",
+        "--start",
+        str(start),
+        "--methods",
+        "ppo,rlpd",
+        "--level",
+        "0.5",
+        *PACE,
+    ]
     arguments += ["--out", str(tmp_path / "out"), "--json", str(tmp_path / "out.json")]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
     assert f"demonstrations: {start.parent.parent / 'dataset'}" in text
     found = json.loads((tmp_path / "out.json").read_text())
-    assert [r["run"] for r in found["runs"]] == [str(tmp_path / "out" / name / "seed_0") for name in ("ppo", "rlpd")]
-    assert [(r["algorithm"], r["actor"]) for r in found["runs"]] == [("ppo", "none"), ("sac", "direct")]
+    assert [r["run"] for r in found["runs"]] == [
+        str(tmp_path / "out" / name / "seed_0") for name in ("ppo", "rlpd")
+    ]
+    assert [(r["algorithm"], r["actor"]) for r in found["runs"]] == [
+        ("ppo", "none"),
+        ("sac", "direct"),
+    ]
     assert found["command"].startswith("vla-rl bench learn run=toy ")
     assert f" --start {start} --methods ppo,rlpd --seeds 0 --out " in found["command"]
     for run in found["runs"]:
         phases = set(json.loads((Path(run["run"]) / "phases.json").read_text()))
         assert phases - {"peak_memory_bytes"} == {"eval_sft", "rl", "eval_rl", "report"}
         assert [p["episodes"] for p in run["curve"]] == [0, 8]
-    assert found["runs"][0]["curve"][0]["success"] == found["runs"][1]["curve"][0]["success"]  # the same start
+    # the same start
+    assert found["runs"][0]["curve"][0]["success"] == found["runs"][1]["curve"][0]["success"]
     assert before == {p.name: p.read_bytes() for p in start.iterdir() if p.is_file()}
-    assert cli.main([*arguments, "--figure", str(tmp_path / "curves.html")]) == 0  # nothing is left to do
+    # nothing is left to do
+    assert cli.main([*arguments, "--figure", str(tmp_path / "curves.html")]) == 0
     again = json.loads((tmp_path / "out.json").read_text())
     assert again["runs"] == found["runs"] and (tmp_path / "curves.html").exists()
 
@@ -235,21 +392,36 @@ def test_a_method_that_diverges_does_not_keep_the_others(start, tmp_path, monkey
 
     monkeypatch.setattr(methods, "run_pipeline", run)
     found = methods.measure(start, ["ppo", "residual"], PACE, seeds=[3, 4], level=0.8, out=tmp_path)
-    assert [Path(r["run"]).relative_to(tmp_path).as_posix() for r in found["runs"]] == ["residual/seed_3", "residual/seed_4"]
-    assert [Path(r).relative_to(tmp_path).as_posix() for r in found["diverged"]] == ["ppo/seed_3", "ppo/seed_4"]
+    assert [Path(r["run"]).relative_to(tmp_path).as_posix() for r in found["runs"]] == [
+        "residual/seed_3",
+        "residual/seed_4",
+    ]
+    assert [Path(r).relative_to(tmp_path).as_posix() for r in found["diverged"]] == [
+        "ppo/seed_3",
+        "ppo/seed_4",
+    ]
     assert "diverged: ten updates in a row" in capsys.readouterr().out
 
 
 def test_each_method_has_its_quickstart_preset(start):
     """Without run= it is the whole run's preset; PPO has others for a policy that denoises."""
     config = methods._config(start, "steer", ["rl.iterations=3"], 5, Path("there"), None)
-    assert (config.name, config.seed, config.checkpoint, config.output_dir) == ("steer/seed_5", 5, str(start), "there")
+    assert (config.name, config.seed, config.checkpoint, config.output_dir) == (
+        "steer/seed_5",
+        5,
+        str(start),
+        "there",
+    )
     assert (config.algorithm_type, config.actor_type, config.rl.iterations) == ("sac", "steered", 3)
     assert config.rl.eval_every == 3 and config.phases == ["eval_sft", "rl", "eval_rl", "report"]
     for name, method in methods.METHODS.items():
         preset = methods._config(start, name, [], 0, Path("there"), None)
         whole = compose([f"run={method.run}"])
-        assert (preset.algorithm, preset.actor, preset.rl) == (whole.algorithm, whole.actor, whole.rl)
+        assert (preset.algorithm, preset.actor, preset.rl) == (
+            whole.algorithm,
+            whole.actor,
+            whole.rl,
+        )
 
 
 def test_ppo_takes_the_preset_of_a_policy_that_denoises(tmp_path):
@@ -258,7 +430,9 @@ def test_ppo_takes_the_preset_of_a_policy_that_denoises(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(text))
         found = methods._preset("ppo", tmp_path)
         assert found.run == preset
-        assert compose([f"run={preset}", f"algorithm={found.algorithm}"]) == compose([f"run={preset}"])
+        assert compose([f"run={preset}", f"algorithm={found.algorithm}"]) == compose(
+            [f"run={preset}"]
+        )
         assert methods._preset("residual", tmp_path).run == "residual_quickstart"
 
 
@@ -267,31 +441,80 @@ def test_methods_that_cannot_start_are_refused_before_anything_runs(start, tmp_p
     shutil.copytree(start, alone)
     out = tmp_path / "out"
     for given, wanted, parts in [
-        (start, "residual,steer", ("--methods steer does not fit", "noise", "denoising_vla", "leave steer out")),
-        (start, "ppo,residul", ("'residul'", "ppo,residual,steer,rlpd,wsrl,parl", "Did you mean residual?")),
+        (
+            start,
+            "residual,steer",
+            ("--methods steer does not fit", "noise", "denoising_vla", "leave steer out"),
+        ),
+        (
+            start,
+            "ppo,residul",
+            ("'residul'", "ppo,residual,steer,rlpd,wsrl,parl", "Did you mean residual?"),
+        ),
         (start, "ppo,ppo", ("--methods ppo ppo", "name each once")),
         (alone, "ppo,rlpd", ("--methods rlpd learns from demonstrations", "dataset=FOLDER")),
         (tmp_path / "nowhere", "ppo", ("nowhere",)),
     ]:
-        assert cli.main(["bench", "learn", "--start", str(given), "--methods", wanted, *PACE, "--out", str(out)]) == 2
+        assert (
+            cli.main(
+                [
+                    "bench",
+                    "learn",
+                    "--start",
+                    str(given),
+                    "--methods",
+                    wanted,
+                    *PACE,
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 2
+        )
         error = capsys.readouterr().err
         assert all(part in error for part in parts), error
         assert not out.exists()
-    assert cli.main(["bench", "learn", "--start", str(start), "--methods", "residual", *PACE, "actor.hold=3"]) == 2
-    assert "--methods residual does not fit" in (error := capsys.readouterr().err) and "actor.hold=3" in error
-    mistakes = {"--seeds": ["seed=4"], "dataset=no/such": ["dataset=no/such"], "--level 2.0": ["--level", "2"]}
+    assert (
+        cli.main(
+            [
+                "bench",
+                "learn",
+                "--start",
+                str(start),
+                "--methods",
+                "residual",
+                *PACE,
+                "actor.hold=3",
+            ]
+        )
+        == 2
+    )
+    assert (
+        "--methods residual does not fit" in (error := capsys.readouterr().err)
+        and "actor.hold=3" in error
+    )
+    mistakes = {
+        "--seeds": ["seed=4"],
+        "dataset=no/such": ["dataset=no/such"],
+        "--level 2.0": ["--level", "2"],
+    }
     for part, words in mistakes.items():
-        assert cli.main(["bench", "learn", "--start", str(alone), "--methods", "ppo", *PACE, *words]) == 2
+        assert (
+            cli.main(["bench", "learn", "--start", str(alone), "--methods", "ppo", *PACE, *words])
+            == 2
+        )
         assert part in capsys.readouterr().err
     with pytest.raises(methods.ConfigError, match="holds an actor"):
         (tmp_path / "actor").mkdir()
         shutil.copytree(start, tmp_path / "actor" / "rl")
         header = json.loads((start / "config.json").read_text())
-        (tmp_path / "actor" / "rl" / "config.json").write_text(json.dumps(header | {"policy_type": "residual"}))
+        (tmp_path / "actor" / "rl" / "config.json").write_text(
+            json.dumps(header | {"policy_type": "residual"})
+        )
         methods.measure(tmp_path / "actor" / "rl", ["ppo"], seeds=[0], level=0.8, out=out)
 
 
-# ------------------------------------------------------------------------------------------------------------- the loop
+# ----------------------------------------------------------------------------------------- the loop
 def test_the_loop_times_its_parts_and_its_evaluation(tmp_path, monkeypatch):
     plain = context.evaluate
 
@@ -300,15 +523,22 @@ def test_the_loop_times_its_parts_and_its_evaluation(tmp_path, monkeypatch):
         return plain(*arguments, **options)
 
     monkeypatch.setattr(context, "evaluate", slow)
-    folder = run_pipeline(compose([*TOY, "rl.iterations=3", "rl.eval_every=2", f"output_dir={tmp_path}"]))
+    folder = run_pipeline(
+        compose([*TOY, "rl.iterations=3", "rl.eval_every=2", f"output_dir={tmp_path}"])
+    )
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
     for row in rows:
         parts = ("time/evaluate", "engine/seconds", "time/reward", "time/update")
-        assert row["time/iteration"] >= sum(row[part] for part in parts) and row["time/update"] >= row["time/critic"] > 0
+        assert (
+            row["time/iteration"] >= sum(row[part] for part in parts)
+            and row["time/update"] >= row["time/critic"] > 0
+        )
     spent = [row["time/evaluate"] for row in rows]
     assert min(spent[0], spent[2]) >= 0.05  # before the 1st and 3rd iteration
     found = learning_of(folder, 0.8)
-    assert [p["iteration"] for p in found["curve"]] == [0, 2, 3] and found["evaluate_seconds"] == pytest.approx(sum(spent))
+    assert [p["iteration"] for p in found["curve"]] == [0, 2, 3] and found[
+        "evaluate_seconds"
+    ] == pytest.approx(sum(spent))
 
 
 def test_seconds_of_several_scorings_add_up():
@@ -324,10 +554,16 @@ def test_seconds_of_several_scorings_add_up():
         (["no/such/run"], "no/such/run has no iterations of RL"),
         (["--methods", "ppo"], "--start CKPT goes with --methods"),
         (["some/run", "--level", "80"], "--level 80.0 is no success rate"),
-        (["outputs/quickstart", "--against", "algorithm.epochs=2"], "'outputs/quickstart' is not an override"),
+        (
+            ["outputs/quickstart", "--against", "algorithm.epochs=2"],
+            "'outputs/quickstart' is not an override",
+        ),
         (["run=toy", "--against", "sft.updates=9"], "sft.updates=9 changes nothing"),
         (["~run", "--against", "policy=nano_flow"], "start from one policy"),
-        (["run=toy", "--against", "algorithm.epochs=2", "--rounds", "0"], "--rounds 0: give 1 or more"),
+        (
+            ["run=toy", "--against", "algorithm.epochs=2", "--rounds", "0"],
+            "--rounds 0: give 1 or more",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(arguments, part, capsys):
@@ -335,12 +571,14 @@ def test_what_does_not_fit_is_named(arguments, part, capsys):
     assert part in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------------------- bench update
+# ------------------------------------------------------------------------------------- bench update
 def test_an_update_with_images_encoded_anew_learns_from_the_same_numbers():
     config = compose(["run=residual_quickstart", "algorithm.batch_size=8"])
     _, replay, base = update.learner_on_noise(config, 84, decisions=120)
     kept, encoded = (
-        update.drawing(replay, base, way, torch.Generator().manual_seed(0))(8, gamma=0.9, n_step=2, images=False)
+        update.drawing(replay, base, way, torch.Generator().manual_seed(0))(
+            8, gamma=0.9, n_step=2, images=False
+        )
         for way in (update.KEPT, update.ENCODED)
     )
     assert torch.equal(kept.actions, encoded.actions), "the same rows"
@@ -356,6 +594,9 @@ def test_bench_update_prints_all_ways_and_refuses_an_actor_without_features():
     kept, encoded, pictures = (document["milliseconds"][way] for way in update.WAYS)
     said = update.text(document)
     assert document["ratio"] == pytest.approx(encoded / kept)
-    assert f"{kept:.0f} ms with kept features" in said and f"{pictures:.0f} ms with eyes of its own" in said
+    assert (
+        f"{kept:.0f} ms with kept features" in said
+        and f"{pictures:.0f} ms with eyes of its own" in said
+    )
     with pytest.raises(ConfigError, match="actor=own reads no kept features"):
         update.measure(["run=iql_quickstart"], 4, 84)

@@ -1,4 +1,5 @@
-"""Checkpoints: what is saved comes back bit for bit, and what goes wrong leaves the old one and says so."""
+"""Checkpoints: what is saved comes back bit for bit, and what goes wrong leaves the old one and
+says so."""
 
 from __future__ import annotations
 
@@ -33,10 +34,18 @@ from vla_rl.storage import load_state, save_state
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 SPEC = EmbodimentSpec(
-    name="one_joint", action_names=("turn",), action_units=("rad",), action_low=(-1.0,), action_high=(1.0,),
-    frame="base", rotation="none", gripper="none", control_hz=20.0, cameras=(CameraSpec("top", 8, 8),),
+    name="one_joint",
+    action_names=("turn",),
+    action_units=("rad",),
+    action_low=(-1.0,),
+    action_high=(1.0,),
+    frame="base",
+    rotation="none",
+    gripper="none",
+    control_hz=20.0,
+    cameras=(CameraSpec("top", 8, 8),),
     proprio_names=("angle",),
-)  # fmt: skip
+)
 
 
 class Plain(nn.Linear):
@@ -56,7 +65,9 @@ class Plain(nn.Linear):
         return {"words.txt": self.words}
 
     @classmethod
-    def from_config_dict(cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]) -> Plain:
+    def from_config_dict(
+        cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]
+    ) -> Plain:
         return cls(data["config"]["width"], embodiment, files["words.txt"])
 
 
@@ -75,7 +86,9 @@ def test_policy_round_trip(tmp_path: Path, shard: int, monkeypatch):
     policy = Plain(5, SPEC, "two words")
     save_checkpoint(tmp_path / "a", policy)
     loaded = load_policy(tmp_path / "a", factory, expected_embodiment=SPEC)
-    assert same_weights(policy, loaded) and loaded.embodiment == SPEC and loaded.words == "two words"
+    assert (
+        same_weights(policy, loaded) and loaded.embodiment == SPEC and loaded.words == "two words"
+    )
     assert not loaded.training and loaded.halves.dtype == torch.bfloat16
     assert (tmp_path / "a" / checkpoint.WEIGHTS_INDEX).exists() == (shard == 40)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["policy_type"] == "plain"
@@ -85,23 +98,47 @@ def test_keys_of_a_stored_policy_can_be_changed_as_far_as_its_weights_allow(tmp_
     path = tmp_path / "a"
     save_checkpoint(path, Plain(5, SPEC))
     assert load_policy(path, factory, changes={"width": 5}).in_features == 5
-    with pytest.raises(CheckpointError, match=r"weight is \[2, 5\] in the checkpoint, \[2, 6\] in the policy"):
+    with pytest.raises(
+        CheckpointError, match=r"weight is \[2, 5\] in the checkpoint, \[2, 6\] in the policy"
+    ):
         load_policy(path, factory, changes={"width": 6})
-    with pytest.raises(ConfigError, match=r"policy\.heat=2 changes nothing: .*type 'plain'.*Its keys: width"):
+    with pytest.raises(
+        ConfigError, match=r"policy\.heat=2 changes nothing: .*type 'plain'.*Its keys: width"
+    ):
         load_policy(path, factory, changes={"heat": 2})
 
 
 def test_state_round_trip_keeps_types_and_values(tmp_path: Path):
     base = torch.arange(12.0).reshape(3, 4)
     state = {
-        "step": 2**70, "rate": 0.1, "odd": [math.inf, math.nan], "name": "ü", "flag": True, "none": None, "empty": {},
-        "nested": {"a": [{"b": base.T}, base, base[1]], "scalar": torch.tensor(3), "void": torch.zeros(0, 2)},
+        "step": 2**70,
+        "rate": 0.1,
+        "odd": [math.inf, math.nan],
+        "name": "ü",
+        "flag": True,
+        "none": None,
+        "empty": {},
+        "nested": {
+            "a": [{"b": base.T}, base, base[1]],
+            "scalar": torch.tensor(3),
+            "void": torch.zeros(0, 2),
+        },
         "rng": torch.get_rng_state(),
-    }  # fmt: skip
+    }
     save_state(tmp_path / "s", state)
     back = load_state(tmp_path / "s")
-    assert back["step"] == 2**70 and back["rate"] == 0.1 and back["name"] == "ü" and back["flag"] is True
-    assert back["odd"][0] == math.inf and math.isnan(back["odd"][1]) and back["none"] is None and back["empty"] == {}
+    assert (
+        back["step"] == 2**70
+        and back["rate"] == 0.1
+        and back["name"] == "ü"
+        and back["flag"] is True
+    )
+    assert (
+        back["odd"][0] == math.inf
+        and math.isnan(back["odd"][1])
+        and back["none"] is None
+        and back["empty"] == {}
+    )
     a = back["nested"]["a"]
     assert torch.equal(a[0]["b"], base.T) and torch.equal(a[1], base) and torch.equal(a[2], base[1])
     assert back["nested"]["scalar"].item() == 3 and back["nested"]["scalar"].dtype == torch.int64
@@ -138,7 +175,9 @@ def test_without_an_atomic_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+def test_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
     policy = Plain(5, SPEC)
     save_checkpoint(tmp_path / "a", policy, {"iteration": 1})
     real, calls = os.fsync, []
@@ -150,7 +189,9 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFull, match=r"(disk is full|quota is used up): .*a could not be written.*unchanged"):
+    with pytest.raises(
+        DiskFull, match=r"(disk is full|quota is used up): .*a could not be written.*unchanged"
+    ):
         save_checkpoint(tmp_path / "a", Plain(5, SPEC), {"iteration": 2})
     assert same_weights(load_policy(tmp_path / "a", factory), policy)
     assert load_training_state(tmp_path / "a") == {"iteration": 1}
@@ -158,10 +199,13 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest
 
 
 def test_full_disk_inside_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The library gives the system's error number in its text only (as met on a full tmpfs, safetensors 0.6)."""
+    """The library gives the system's error number in its text only (as met on a full tmpfs,
+    safetensors 0.6)."""
 
     def full(*_: Any, **__: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(DiskFull, match="disk is full"):
@@ -176,7 +220,7 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-# ------------------------------------------------------------------------------------------------- frozen base weights
+# ------------------------------------------------------------------------------ frozen base weights
 class OnTop(Plain):
     """Its checkpoints hold the bias alone; the weight is that of another checkpoint."""
 
@@ -194,7 +238,9 @@ class OnTop(Plain):
         return {"config": {"base": self.base}}
 
     @classmethod
-    def from_config_dict(cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]) -> OnTop:
+    def from_config_dict(
+        cls, data: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str]
+    ) -> OnTop:
         return cls(data["config"]["base"], embodiment)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -235,26 +281,36 @@ def test_a_base_elsewhere_is_named_by_its_place_and_checked(tmp_path: Path):
     policy, saved = on_base(tmp_path / "run", tmp_path / "published")
     assert torch.equal(on_top(saved).weight, policy.weight)
     (tmp_path / "published").rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match=f"frozen weights, which are not at {tmp_path}/published.*frozen_base.path"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"frozen weights, which are not at {tmp_path}/published.*frozen_base.path",
+    ):
         on_top(saved)
     assert torch.equal(on_top(saved, base=str(tmp_path / "away")).weight, policy.weight)
     with pytest.raises(CheckpointError, match="no weights"):
         (tmp_path / "published").mkdir()
         on_top(saved)
     save_checkpoint(tmp_path / "other", Plain(3, SPEC))
-    with pytest.raises(CheckpointError, match=r"other holds other weights than those that .*rl was trained on"):
+    with pytest.raises(
+        CheckpointError, match=r"other holds other weights than those that .*rl was trained on"
+    ):
         on_top(saved, base=str(tmp_path / "other"))
-    with pytest.raises(CheckpointError, match="holds other weights"):  # a run that goes on, whose start was put elsewhere
+    # a run that goes on, whose start was put elsewhere
+    with pytest.raises(CheckpointError, match="holds other weights"):
         load_weights(saved, OnTop(str(tmp_path / "other"), SPEC))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "head--5_checkpoint.pt", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "head--5_checkpoint.pt", "pytorch_model.bin"]
+)
 def test_a_fingerprint_sees_every_tensor(tmp_path: Path, name: str):
     first = {"small": torch.zeros(3), "large": torch.zeros(50_000), "middle": torch.zeros(100, 40)}
     seen = set()
     for change in (None, "small", "large", "middle"):
         weights = {k: torch.full_like(x, 1e-6) if k == change else x for k, x in first.items()}
-        (safetensors.torch.save_file if name.endswith("tensors") else torch.save)(weights, tmp_path / name)
+        (safetensors.torch.save_file if name.endswith("tensors") else torch.save)(
+            weights, tmp_path / name
+        )
         seen.add(checkpoint.fingerprint(tmp_path))
         os.utime(tmp_path / name, ns=(0, 0))
         assert checkpoint.fingerprint(tmp_path) in seen  # what it is, not when it was written
@@ -266,15 +322,25 @@ FORMER = [
     (("world", "none", "none"), ("world", "none", "none")),
     (("world", "fixed, hand down", "-1 opens, +1 closes"), ("world", "none", "-1 open, +1 close")),
     (
-        ("world", "rotation vector, relative to the present orientation, world frame", "-1 opens, +1 closes"),
+        (
+            "world",
+            "rotation vector, relative to the present orientation, world frame",
+            "-1 opens, +1 closes",
+        ),
         ("world", "axis_angle_delta", "-1 open, +1 close"),
     ),
     (
         ("world", "rotation vector, relative to the present orientation", "-1 opens, +1 closes"),
         ("world", "axis_angle_delta", "-1 open, +1 close"),
     ),
-    (("world", "rotation vector, world frame", "-1 opens, +1 closes"), ("world", "axis_angle", "-1 open, +1 close")),
-    (("my table", "roll first", "1 is shut"), ("other: my table", "other: roll first", "other: 1 is shut")),
+    (
+        ("world", "rotation vector, world frame", "-1 opens, +1 closes"),
+        ("world", "axis_angle", "-1 open, +1 close"),
+    ),
+    (
+        ("my table", "roll first", "1 is shut"),
+        ("other: my table", "other: roll first", "other: 1 is shut"),
+    ),
 ]
 
 
@@ -293,7 +359,11 @@ def test_a_checkpoint_from_before_there_were_words_fits_its_robot(tmp_path: Path
     "field, value, choices",
     [
         ("frame", "wolrd", ["'world'", "'base'", "'tool'", "FRAMES"]),
-        ("rotation", "axis angle", ["'axis_angle'", "'euler_xyz'", "'quaternion_xyzw'", "ROTATIONS"]),
+        (
+            "rotation",
+            "axis angle",
+            ["'axis_angle'", "'euler_xyz'", "'quaternion_xyzw'", "ROTATIONS"],
+        ),
         ("gripper", "-1 opens, +1 closes", ["'-1 open, +1 close'", "'width'", "GRIPPERS"]),
         ("gripper", "other: ", ["'other: ' and your own words"]),
     ],
@@ -301,7 +371,9 @@ def test_a_checkpoint_from_before_there_were_words_fits_its_robot(tmp_path: Path
 def test_a_robot_is_described_in_known_words(tmp_path: Path, field, value, choices):
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(SPEC, **{field: value})
-    assert all(part in str(caught.value) for part in ("'one_joint'", f"{field}={value!r}", *choices))
+    assert all(
+        part in str(caught.value) for part in ("'one_joint'", f"{field}={value!r}", *choices)
+    )
     save_checkpoint(tmp_path / "a", Plain(3, SPEC))
     (tmp_path / "a" / "embodiment.json").write_text(json.dumps(SPEC.to_dict() | {field: ""}))
     with pytest.raises(CheckpointError, match=f"embodiment.json describes no robot .*{field}"):
@@ -333,7 +405,9 @@ def test_missing_and_damaged_checkpoints(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*nowhere"):
         load_policy(tmp_path / "nowhere", factory)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(CheckpointError, match=r"folder is not a checkpoint: it has no config\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"folder is not a checkpoint: it has no config\.json"
+    ):
         load_policy(tmp_path / "folder", factory)
     path = tmp_path / "a"
     save_checkpoint(path, Plain(5, SPEC))
@@ -386,13 +460,21 @@ def test_numbered_copies_keep_their_weights_and_the_older_ones_go(tmp_path: Path
     for number, policy in policies.items():
         save_checkpoint(tmp_path / "rl", policy, {"step": number})
         keep_numbered(tmp_path / "rl", number, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rl", "rl.last_good", "rl_10", "rl_11", "rl_student1"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "rl",
+        "rl.last_good",
+        "rl_10",
+        "rl_11",
+        "rl_student1",
+    ]
     for number in (10, 11):
         assert same_weights(load_policy(tmp_path / f"rl_{number}", factory), policies[number])
         assert not (tmp_path / f"rl_{number}" / "training_state").exists()
 
 
-def test_a_numbered_copy_where_files_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_numbered_copy_where_files_cannot_be_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def no_links(*_: Any) -> None:
         raise OSError(errno.EXDEV, "no links here")
 

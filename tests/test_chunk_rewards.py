@@ -1,4 +1,5 @@
-"""Rewards inside a chunk, worked out by hand: Σ_j γ^j·r_j on every way from a reward model to what an algorithm learns."""
+"""Rewards inside a chunk, worked out by hand: Σ_j γ^j·r_j on every way from a reward model to
+what an algorithm learns."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.types import RolloutBatch, Trajectory
 
 CONFIGS = {name: build.config_class("algorithm", name) for name in build.names("algorithm")}
-REPLAYED = sorted(name for name, config in CONFIGS.items() if hasattr(config, "updates_per_decision"))
+REPLAYED = sorted(
+    name for name, config in CONFIGS.items() if hasattr(config, "updates_per_decision")
+)
 REPLAYED.remove("dagger")  # it reads no rewards
 
 
 def solved(k: int, t: int = 3) -> Trajectory:
-    """Four control steps a decision; the last one succeeds, and ends the episode, in its ``k``-th."""
+    """Four control steps a decision; the last one succeeds, and ends the episode, in its
+    ``k``-th."""
     rewards = torch.zeros(t, 4)
     rewards[-1, k - 1] = 1.0
     return dataclasses.replace(episode(0, t=t, last_steps=k), rewards=rewards)
@@ -56,7 +60,9 @@ def replayed(config, trajectory: Trajectory, rewards, n_step: int = 1) -> dict[i
     """{decision: the reward of its transition} as an algorithm of that config draws them."""
     learner = ReplayLearner(Drawing(config), None, 0)
     learner.add(trajectory, rewards, "online")
-    batch = learner.replay.draw(60, torch.Generator().manual_seed(0), gamma=config.gamma, n_step=n_step)
+    batch = learner.replay.draw(
+        60, torch.Generator().manual_seed(0), gamma=config.gamma, n_step=n_step
+    )
     return dict(zip(batch.observations.proprio[:, 0].int().tolist(), batch.rewards.tolist()))
 
 
@@ -64,7 +70,8 @@ def test_the_reward_of_a_decision_by_hand():
     valid = torch.tensor([[True] * 4, [True, True, False, False], [False] * 4])
     steps = torch.tensor([[1.0, 2.0, 0.0, 4.0], [0.0, 3.0, 0.0, 0.0], [0.0] * 4])
     assert decision_rewards(steps, valid, 0.5).tolist() == [1.0 + 1.0 + 0.5, 1.5, 0.0]
-    assert decision_rewards(torch.tensor([8.0, 8.0, 8.0]), valid, 0.5).tolist() == [1.0, 4.0, 8.0]  # in the last that ran
+    # in the last that ran
+    assert decision_rewards(torch.tensor([8.0, 8.0, 8.0]), valid, 0.5).tolist() == [1.0, 4.0, 8.0]
     assert decision_rewards(torch.tensor([8.0, 8.0, 8.0]), valid, 1.0).tolist() == [8.0] * 3
 
 
@@ -75,7 +82,8 @@ def test_the_reward_of_a_decision_by_hand():
         ({"advantage": "gae", "gamma_per_control_step": True}, 0.9),
         ({"advantage": "vtrace", "gamma_per_control_step": True}, 0.9),
         ({"advantage": "reinforce++", "gamma_per_control_step": True}, 0.9),
-        ({"advantage": "grpo", "gamma_per_control_step": True}, 1.0),  # sums of whole episodes: no time in them
+        # sums of whole episodes: no time in them
+        ({"advantage": "grpo", "gamma_per_control_step": True}, 1.0),
         ({"advantage": "rloo", "gamma_per_control_step": True}, 1.0),
         ({"advantage": "gae"}, 1.0),  # time counts in decisions, as in the quickstart
     ],
@@ -92,7 +100,8 @@ def test_an_early_success_inside_a_chunk_earns_more_on_policy(k, options, inside
 
 
 def test_returns_do_not_depend_on_where_chunks_are_cut():
-    """Ten control steps, success in the tenth, γ 0.9: 0.9⁹ from the start in chunks of 4, of 2, of 1, and of 10."""
+    """Ten control steps, success in the tenth, γ 0.9: 0.9⁹ from the start in chunks of 4, of 2,
+    of 1, and of 10."""
     for h in (1, 2, 4, 10):
         t = -(-10 // h)
         valid = torch.zeros(t, h, dtype=torch.bool)
@@ -100,7 +109,9 @@ def test_returns_do_not_depend_on_where_chunks_are_cut():
         earned = torch.zeros(t)
         earned[-1] = 1.0
         rewards = decision_rewards(earned, valid, 0.9)
-        returns = discounted_returns(rewards, decision_discounts(valid, 0.9, True), torch.tensor([t]))
+        returns = discounted_returns(
+            rewards, decision_discounts(valid, 0.9, True), torch.tensor([t])
+        )
         assert float(returns[0]) == pytest.approx(0.9**9)
 
 
@@ -108,13 +119,15 @@ def test_returns_do_not_depend_on_where_chunks_are_cut():
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_an_early_success_inside_a_chunk_earns_more_from_a_replay(name, k):
     config = dataclasses.replace(build.config_class("algorithm", name)(), gamma=0.9)
-    assert asked(config, AlgorithmOptions).gamma_per_control_step  # so that a potential counts as the replay does
+    # so that a potential counts as the replay does
+    assert asked(config, AlgorithmOptions).gamma_per_control_step
     trajectory, last = solved(k), 0.9 ** (k - 1)
     given = TaskSuccess(TaskSuccessConfig()).score([trajectory])[0]
     ((_, shown),) = _scored("demonstrations", TaskSuccess(TaskSuccessConfig()), [trajectory])
     for rewards in (given, shown.rewards, trajectory.rewards):
         assert replayed(config, trajectory, rewards) == pytest.approx({0: 0.0, 1: 0.0, 2: last})
-        by_two = {0: 0.0, 1: 0.9**4 * last, 2: last}  # two decisions ahead: the four control steps between count too
+        # two decisions ahead: the four control steps between count too
+        by_two = {0: 0.0, 1: 0.9**4 * last, 2: last}
         assert replayed(config, trajectory, rewards, n_step=2) == pytest.approx(by_two)
 
 
@@ -124,11 +137,14 @@ def test_offline_rounds_discount_by_their_own_gamma():
 
 
 def test_what_is_annotated_has_it_too():
-    """Returns of Cal-QL: 0.5⁹ before nine control steps of which the tenth pays; of one that has ended nothing."""
+    """Returns of Cal-QL: 0.5⁹ before nine control steps of which the tenth pays; of one that has
+    ended nothing."""
     from test_actor_critic import small
 
     algorithm = SAC.__new__(SAC)
-    algorithm.config = SACConfig(gamma=0.5, conservatism="cal_ql", critics=CriticsConfig(hidden=[8]))
+    algorithm.config = SACConfig(
+        gamma=0.5, conservatism="cal_ql", critics=CriticsConfig(hidden=[8])
+    )
     algorithm.policy, algorithm._chooses = small(), None
     learner = ReplayLearner(algorithm, None, 0)
     learner.add(solved(2), torch.tensor([0.0, 0.0, 1.0]), "online")
@@ -146,35 +162,54 @@ def test_a_gripper_change_late_in_a_chunk_costs_less_than_an_early_one():
     for commands, cost in (([-1.0, 1.0], 0.5), ([1.0, -1.0], 0.5), ([1.0, 1.0], 0.0)):
         actions[..., 1] = torch.tensor(commands)
         short = dataclasses.replace(
-            episode(0, t=1), actions=actions, valid=torch.ones(1, 2, dtype=torch.bool), rewards=torch.zeros(1, 2)
+            episode(0, t=1),
+            actions=actions,
+            valid=torch.ones(1, 2, dtype=torch.bool),
+            rewards=torch.zeros(1, 2),
         )
         assert algorithm.annotate(short, torch.zeros(1))["gripper_changes"].tolist() == [cost, 0.0]
 
 
 @pytest.mark.parametrize("last_steps", [1, 3, 4])
 def test_a_potential_of_control_steps_still_sums_to_minus_its_start(last_steps):
-    """γ 0.9, Φ 0.2 → 0.7 → 0.4 → end: the discounted sum is −0.2, and the success on top is worth 0.9^(8 + k − 1)."""
+    """γ 0.9, Φ 0.2 → 0.7 → 0.4 → end: the discounted sum is −0.2, and the success on top is
+    worth 0.9^(8 + k − 1)."""
     trajectory = dataclasses.replace(episode(0, last_steps=last_steps), success=True)
-    potential, config = torch.tensor([0.2, 0.7, 0.4, 0.9]), PPOConfig(gamma=0.9, gamma_per_control_step=True)
+    potential, config = (
+        torch.tensor([0.2, 0.7, 0.4, 0.9]),
+        PPOConfig(gamma=0.9, gamma_per_control_step=True),
+    )
     batch = RolloutBatch.from_trajectories([trajectory])
     for coefficient in (0.0, 1.0):
         shaping = ShapingConfig(
-            gamma=0.9, gamma_per_control_step=True, success_coefficient=coefficient, truncated_end="zero"
+            gamma=0.9,
+            gamma_per_control_step=True,
+            success_coefficient=coefficient,
+            truncated_end="zero",
         )
         scored = estimators.scored(batch, config, shaped_reward(trajectory, potential, shaping), {})
         returns = discounted_returns(scored.total, scored.discounts, batch.lengths)
-        assert float(returns[0]) == pytest.approx(-0.2 + coefficient * 0.9 ** (8 + last_steps - 1), abs=1e-6)
+        assert float(returns[0]) == pytest.approx(
+            -0.2 + coefficient * 0.9 ** (8 + last_steps - 1), abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("gamma", [-1.0, 0.9])
 def test_a_potential_counts_time_as_its_algorithm_does_whoever_gives_the_discount(gamma):
-    """Else it would be discounted inside the chunk once more; returns are −Φ of each decision (γ 0.9)."""
+    """Else it would be discounted inside the chunk once more; returns are −Φ of each decision (γ
+    0.9)."""
     trajectory = episode(0, last_steps=4)
     potential, config = torch.tensor([0.2, 0.7, 0.4, 0.9]), SACConfig(gamma=0.9)
-    reward = linked_to_algorithm(PairwiseConfig(shaping=ShapingConfig(gamma=gamma, truncated_end="zero")), config)
-    given = shaped_reward(trajectory, potential, dataclasses.replace(reward.shaping, success_coefficient=0.0))
+    reward = linked_to_algorithm(
+        PairwiseConfig(shaping=ShapingConfig(gamma=gamma, truncated_end="zero")), config
+    )
+    given = shaped_reward(
+        trajectory, potential, dataclasses.replace(reward.shaping, success_coefficient=0.0)
+    )
     rewards = decision_rewards(given, trajectory.valid, 0.9)
-    returns = discounted_returns(rewards, decision_discounts(trajectory.valid, 0.9, True), torch.tensor([3]))
+    returns = discounted_returns(
+        rewards, decision_discounts(trajectory.valid, 0.9, True), torch.tensor([3])
+    )
     torch.testing.assert_close(returns, -reward.shaping.weight * potential[:3])
 
 
@@ -185,15 +220,25 @@ def test_parts_of_a_combined_reward_count_alike_whatever_they_pay_by():
 
     class Shaped:
         def score(self, trajectories):
-            shaping = ShapingConfig(gamma=0.9, gamma_per_control_step=True, success_coefficient=0.0, truncated_end="zero")
+            shaping = ShapingConfig(
+                gamma=0.9,
+                gamma_per_control_step=True,
+                success_coefficient=0.0,
+                truncated_end="zero",
+            )
             return [shaped_reward(t, potential, shaping) for t in trajectories]
 
     own = {"potential": Shaped(), "success": TaskSuccess(TaskSuccessConfig())}
     options = {"success": {"weight": 2.0}, "potential": {"type": "success", "weight": 1.0}}
-    combined = CombinedReward(CombinedConfig(parts=options, normalise="none"), lambda kind, _: own["success"])
+    combined = CombinedReward(
+        CombinedConfig(parts=options, normalise="none"), lambda kind, _: own["success"]
+    )
     combined.parts["potential"].reward = own["potential"]
     valid = trajectory.valid
-    alone = {name: decision_rewards(reward.score([trajectory])[0], valid, 0.9) for name, reward in own.items()}
+    alone = {
+        name: decision_rewards(reward.score([trajectory])[0], valid, 0.9)
+        for name, reward in own.items()
+    }
     together = decision_rewards(combined.score([trajectory])[0], valid, 0.9)
     torch.testing.assert_close(together, alone["potential"] + 2.0 * alone["success"])
 

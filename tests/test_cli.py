@@ -1,4 +1,5 @@
-"""The command line: help, exit statuses, messages without tracebacks, and the commands on a toy checkpoint."""
+"""The command line: help, exit statuses, messages without tracebacks, and the commands on a toy
+checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from vla_rl.errors import UserError
 from vla_rl.run import pipeline
 
 TOY = ["run=toy", "slots.slots_per_worker=4"]
-SMALL = ["collect.episodes_per_task=2", "sft.updates=4", "phases=[collect,sft,eval_sft]", "evaluate.episodes_per_task=2"]
+SMALL = [
+    "collect.episodes_per_task=2",
+    "sft.updates=4",
+    "phases=[collect,sft,eval_sft]",
+    "evaluate.episodes_per_task=2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +57,10 @@ def rejected(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------------------- arguments
-@pytest.mark.parametrize("command", [[], ["quickstart"], ["train"], ["eval"], ["bench", "sim"], ["doctor"], ["report"]])
+# ---------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize(
+    "command", [[], ["quickstart"], ["train"], ["eval"], ["bench", "sim"], ["doctor"], ["report"]]
+)
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main([*command, "--help"])
@@ -60,7 +68,9 @@ def test_help(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: vla-rl{''.join(f' {c}' for c in command)}")
     if not command:
-        assert all(name in text for name in ("quickstart", "train", "eval", "report", "bench", "doctor"))
+        assert all(
+            name in text for name in ("quickstart", "train", "eval", "report", "bench", "doctor")
+        )
 
 
 def test_without_a_command_it_helps_and_fails(capsys):
@@ -100,9 +110,15 @@ def test_bench_names_the_suites_it_knows(capsys):
     ("arguments", "part"),
     [
         (["slots.workers=1"], "slots.workers=1: the benchmark of tabletop takes no key=value"),
-        (["--suite", "dualarm", "--look", "full"], "--look full: say it with env.look=... for --suite dualarm"),
+        (
+            ["--suite", "dualarm", "--look", "full"],
+            "--look full: say it with env.look=... for --suite dualarm",
+        ),
         (["--suite", "dualarm", "env.observe=state"], "set env.observe=pictures"),
-        (["--suite", "dualarm", "--chunk", "9", "--steps", "3"], "--steps of at least a chunk, got 9 and 3"),
+        (
+            ["--suite", "dualarm", "--chunk", "9", "--steps", "3"],
+            "--steps of at least a chunk, got 9 and 3",
+        ),
         (["--suite", "robotwin"], "RoboTwin needs env.root=FOLDER"),
     ],
 )
@@ -115,7 +131,7 @@ def test_bench_policy_names_the_presets_it_knows(capsys):
     assert "'huge'" in text and "nano" in text
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -133,8 +149,14 @@ def test_bench_policy_names_the_presets_it_knows(capsys):
         (["train", "run=toy", "threads=100000"], ["threads=100000 is more than the", "threads=0"]),
         (["eval", "x", "--suite", "toy", "--episodes", "0"], ["--episodes 0: give 1 or more"]),
         (["eval", "x", "--suite", "toy", "--episodes-per-task", "-5"], ["--episodes-per-task -5"]),
-        (["eval", "x", "--suite", "tabletop", "--tasks", "lift_red,lift_blue"], ["'lift_blue'", "lift_green"]),
-        (["eval", "x", "--suite", "dualarm", "--tasks", "ring_red", "ring"], ["'ring'", "ring_blue"]),
+        (
+            ["eval", "x", "--suite", "tabletop", "--tasks", "lift_red,lift_blue"],
+            ["'lift_blue'", "lift_green"],
+        ),
+        (
+            ["eval", "x", "--suite", "dualarm", "--tasks", "ring_red", "ring"],
+            ["'ring'", "ring_blue"],
+        ),
     ],
 )
 def test_user_errors_are_one_message_with_status_2(arguments, parts, capsys):
@@ -153,8 +175,11 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_reader_that_has_gone_ends_a_command_quietly():
-    """``vla-rl ... | head``; through a socket too. Where there is no output at all, nobody was to read it."""
-    code = "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
+    """``vla-rl ... | head``; through a socket too. Where there is no output at all, nobody was
+    to read it."""
+    code = (
+        "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
+    )
     command = [sys.executable, "-c", code]
     read, write = os.pipe()
     os.close(read)
@@ -173,7 +198,10 @@ def test_a_device_is_no_place_for_a_file(tmp_path, capsys):
     """What is written is renamed to its name, which would take the device's place."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/null")):
-        assert f"--json {place}" in (said := failure(capsys, "doctor", "--json", str(place))) and "Name a file" in said
+        assert (
+            f"--json {place}" in (said := failure(capsys, "doctor", "--json", str(place)))
+            and "Name a file" in said
+        )
 
 
 def test_a_programming_error_is_not_hidden(monkeypatch):
@@ -185,7 +213,7 @@ def test_a_programming_error_is_not_hidden(monkeypatch):
         cli.main(["train", "run=toy"])
 
 
-# -------------------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------- commands
 @pytest.fixture
 def composed(monkeypatch) -> list:
     """Configs and ``fresh`` flags that commands hand to the pipeline, which does not run."""
@@ -217,13 +245,19 @@ def test_version(capsys):
     assert caught.value.code == 0 and capsys.readouterr().out == f"vla-rl {vla_rl.__version__}\n"
 
 
-def test_a_dry_run_prints_config_and_plan_and_writes_nothing(run_folder, tmp_path, capsys, monkeypatch):
+def test_a_dry_run_prints_config_and_plan_and_writes_nothing(
+    run_folder, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *TOY, "rl.iterations=7", "--dry-run"]) == 0
     text = capsys.readouterr().out
     tree = yaml.safe_load(text.partition("\nwould ")[0])
     assert tree["rl"]["iterations"] == 7 and tree["policy"]["type"] == "nano_vla"
-    assert "would write to outputs/toy:" in text and "complete" not in text and "  rl        online RL" in text
+    assert (
+        "would write to outputs/toy:" in text
+        and "complete" not in text
+        and "  rl        online RL" in text
+    )
     here = [f"output_dir={run_folder.parent}", *SMALL]
     assert cli.main(["train", *TOY, *here, "phases=[collect,sft,rl]", "--dry-run"]) == 0
     assert "  sft       complete, skipped\n  rl        online RL" in capsys.readouterr().out
@@ -244,20 +278,47 @@ def test_quickstart_seeds_get_a_folder_each(composed):
 def test_eval_writes_the_result_as_json(checkpoint, tmp_path, capsys):
     target = tmp_path / "new" / "result.json"
     status = cli.main(
-        ["eval", str(checkpoint), "--suite", "toy", "--episodes", "6", "--json", str(target), "slots.workers=0"]
+        [
+            "eval",
+            str(checkpoint),
+            "--suite",
+            "toy",
+            "--episodes",
+            "6",
+            "--json",
+            str(target),
+            "slots.workers=0",
+        ]
     )
     assert status == 0
     document = json.loads(target.read_text())
-    assert document["total"]["episodes"] == 6 and set(document["tasks"]) == {"reach_red", "reach_blue"}
+    assert document["total"]["episodes"] == 6 and set(document["tasks"]) == {
+        "reach_red",
+        "reach_blue",
+    }
     assert document["split"] == "held_out" and document["deterministic"] is True
     text = capsys.readouterr().out
     assert "reach_red" in text and "95 % interval" in text and str(target) in text
 
 
 def test_tasks_stand_apart_or_are_joined_by_commas(checkpoint, tmp_path):
-    for tasks in (["reach_red,reach_blue"], ["reach_red", "reach_blue"], ["reach_red,", "reach_blue"]):
+    for tasks in (
+        ["reach_red,reach_blue"],
+        ["reach_red", "reach_blue"],
+        ["reach_red,", "reach_blue"],
+    ):
         target = tmp_path / "result.json"
-        given = ["eval", str(checkpoint), "--suite", "toy", "--episodes", "2", "--json", str(target), "slots.workers=0"]
+        given = [
+            "eval",
+            str(checkpoint),
+            "--suite",
+            "toy",
+            "--episodes",
+            "2",
+            "--json",
+            str(target),
+            "slots.workers=0",
+        ]
         assert cli.main([*given, "--tasks", *tasks]) == 0
         assert set(json.loads(target.read_text())["tasks"]) == {"reach_red", "reach_blue"}
         target.unlink()
@@ -266,7 +327,12 @@ def test_tasks_stand_apart_or_are_joined_by_commas(checkpoint, tmp_path):
 def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path, capsys):
     """No suite named: the toy env of the checkpoint's own run, not the default suite."""
     target = tmp_path / "result.json"
-    assert cli.main(["eval", str(checkpoint), "--episodes", "2", "--json", str(target), "env.horizon=5"]) == 0
+    assert (
+        cli.main(
+            ["eval", str(checkpoint), "--episodes", "2", "--json", str(target), "env.horizon=5"]
+        )
+        == 0
+    )
     document = json.loads(target.read_text())
     assert set(document["tasks"]) == {"reach_red"}  # that run's
     assert max(o["control_steps"] for o in document["outcomes"]) <= 5
@@ -274,13 +340,21 @@ def test_eval_takes_the_env_that_the_run_recorded(checkpoint, tmp_path, capsys):
     assert f"conditions: {document['conditions']}" in capsys.readouterr().out
 
 
-def test_eval_of_a_runs_checkpoint_measures_what_its_report_measures(run_folder, checkpoint, tmp_path):
+def test_eval_of_a_runs_checkpoint_measures_what_its_report_measures(
+    run_folder, checkpoint, tmp_path
+):
     """The toy run evaluates one task of two, two episodes, sampled."""
     target = tmp_path / "again.json"
     assert cli.main(["eval", str(checkpoint), "--json", str(target)]) == 0
-    again, reported = json.loads(target.read_text()), json.loads((run_folder / "eval_sft.json").read_text())
+    again, reported = (
+        json.loads(target.read_text()),
+        json.loads((run_folder / "eval_sft.json").read_text()),
+    )
     assert again["outcomes"] == reported["outcomes"] and again["deterministic"] is False
-    assert cli.main(["eval", str(checkpoint), "--no-sample", "--episodes", "1", "--json", str(target)]) == 0
+    assert (
+        cli.main(["eval", str(checkpoint), "--no-sample", "--episodes", "1", "--json", str(target)])
+        == 0
+    )
     other = json.loads(target.read_text())
     assert other["deterministic"] is True and other["total"]["episodes"] == 1
 
@@ -294,14 +368,37 @@ def test_a_checkpoint_that_diverged_is_no_ordinary_failure(checkpoint, tmp_path,
     weights = load_file(broken / "model.safetensors")
     weights["action_head.bias"][1] = float("nan")
     save_file(weights, broken / "model.safetensors")
-    message = failure(capsys, "eval", str(broken), "--suite", "toy", "--episodes", "2", "slots.workers=0")
-    assert "action_head.bias" in message and "not finite" in message and "broken.last_good" in message
+    message = failure(
+        capsys, "eval", str(broken), "--suite", "toy", "--episodes", "2", "slots.workers=0"
+    )
+    assert (
+        "action_head.bias" in message and "not finite" in message and "broken.last_good" in message
+    )
 
 
 def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path, capsys):
     target = tmp_path / "result.json"
-    arguments = ["--suite", "toy", "--tasks", "reach_red", "--split", "train", "--sample", "--episodes", "4"]
-    same = ["eval", str(checkpoint), "slots.workers=0", "--compare", str(checkpoint), "--json", str(target), *arguments]
+    arguments = [
+        "--suite",
+        "toy",
+        "--tasks",
+        "reach_red",
+        "--split",
+        "train",
+        "--sample",
+        "--episodes",
+        "4",
+    ]
+    same = [
+        "eval",
+        str(checkpoint),
+        "slots.workers=0",
+        "--compare",
+        str(checkpoint),
+        "--json",
+        str(target),
+        *arguments,
+    ]
     assert cli.main(same) == 0
     document = json.loads(target.read_text())
     first, second = document["results"]
@@ -311,7 +408,9 @@ def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path
     assert "same 4 episodes" in capsys.readouterr().out
 
 
-def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(checkpoint, tmp_path, capsys, monkeypatch):
+def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
     """Nothing says which env it is of; the default is another one's."""
     from vla_rl.errors import EmbodimentMismatch
     from vla_rl.run import evaluate_checkpoints as checkpoints
@@ -321,7 +420,10 @@ def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(checkpoint,
 
     monkeypatch.setattr(checkpoints, "evaluate_checkpoints", differs)
     lone = shutil.copytree(checkpoint, tmp_path / "lone")
-    assert "the robots differ\n" in (said := failure(capsys, "eval", str(lone))) and "--suite ENV" in said
+    assert (
+        "the robots differ\n" in (said := failure(capsys, "eval", str(lone)))
+        and "--suite ENV" in said
+    )
     assert "--suite" not in failure(capsys, "eval", str(lone), "--suite", "toy")
     assert "--suite" not in failure(capsys, "eval", str(checkpoint))
 
@@ -339,7 +441,8 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
     arguments = ["--suite", "toy", "--episodes", "2", "--video", str(target), "slots.workers=0"]
     assert cli.main(["eval", str(checkpoint), *arguments]) == 0
     assert target.read_bytes()[4:8] == b"ftyp"
-    assert (tmp_path / "grid_failure_never_reached.mp4").read_bytes()[4:8] == b"ftyp"  # it was trained for two updates
+    # it was trained for two updates
+    assert (tmp_path / "grid_failure_never_reached.mp4").read_bytes()[4:8] == b"ftyp"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +450,10 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
     [
         (["--suite", "toy", "env.image_size=12"], "height=12"),
         (["--suite", "toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
-        (["--suite", "marble"], "--suite marble does not exist. Choose one of dataset, dualarm, gym, libero, libero_10"),
+        (
+            ["--suite", "marble"],
+            "--suite marble does not exist. Choose one of dataset, dualarm, gym, libero, libero_10",
+        ),
     ],
 )
 def test_eval_names_what_does_not_fit(checkpoint, capsys, extra, part):
@@ -376,24 +482,41 @@ def test_rerun_shows_every_control_step_of_a_dataset(run_folder, tmp_path, capsy
     rerun = pytest.importorskip("rerun")
     target = tmp_path / "new" / "data.rrd"
     assert cli.main(["export-rerun", str(run_folder / "dataset"), str(target), "--limit", "2"]) == 0
-    assert f"wrote {target}" in capsys.readouterr().out and [p.name for p in target.parent.iterdir()] == ["data.rrd"]
+    assert f"wrote {target}" in capsys.readouterr().out and [
+        p.name for p in target.parent.iterdir()
+    ] == ["data.rrd"]
     episodes = load_source(run_folder / "dataset", stride=1, limit=2).trajectories
     view = rerun.dataframe.load_recording(target).view(index="step", contents="/**")
     rows = view.select().read_all().to_pydict()
-    assert rows["episode"] == [i for i, t in enumerate(episodes) for _ in range(t.num_control_steps + 1)]
+    assert rows["episode"] == [
+        i for i, t in enumerate(episodes) for _ in range(t.num_control_steps + 1)
+    ]
     actions = [x for x in rows["/action:Scalars:scalars"] if x is not None]
     assert actions == torch.cat([t.actions.flatten(0, 1) for t in episodes]).tolist()
     assert all(x is not None for x in rows["/camera/top:EncodedImage:blob"])
     assert sum(x[0] for x in rows["/reward:Scalars:scalars"] if x is not None) == 2
-    assert ".rrd" in failure(capsys, "export-rerun", str(run_folder / "dataset"), str(tmp_path / "x.txt"))
+    assert ".rrd" in failure(
+        capsys, "export-rerun", str(run_folder / "dataset"), str(tmp_path / "x.txt")
+    )
 
 
 def test_advise_reads_a_run_and_rolls_it_out(run_folder, tmp_path, capsys):
     target = tmp_path / "advice.json"
-    assert cli.main(["advise", str(run_folder), "--rollouts", "8", "--json", str(target), "env.horizon=6"]) == 0
+    assert (
+        cli.main(
+            ["advise", str(run_folder), "--rollouts", "8", "--json", str(target), "env.horizon=6"]
+        )
+        == 0
+    )
     document, text = json.loads(target.read_text()), capsys.readouterr().out
     named = {c["name"]: c for c in document["checks"]}
-    assert {"success of the start", "image use", "time limit", "groups with both outcomes", "exploration"} <= set(named)
+    assert {
+        "success of the start",
+        "image use",
+        "time limit",
+        "groups with both outcomes",
+        "exploration",
+    } <= set(named)
     assert "of 2 groups of 4" in named["groups with both outcomes"]["text"]
     assert "of 8 =" in named["success with sampled actions"]["text"]
     assert named["time limit"]["text"].startswith("6 control steps, demonstrations of reach_red")

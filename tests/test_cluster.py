@@ -36,40 +36,73 @@ from vla_rl.rollout.engine import RolloutEngine, pooled_stats
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.types import EpisodeSpec
 
-TOY = ["run=toy", "wandb.mode=off", "slots.workers=0", "slots.slots_per_worker=4", "rollout.serve_fraction=1"]
+TOY = [
+    "run=toy",
+    "wandb.mode=off",
+    "slots.workers=0",
+    "slots.slots_per_worker=4",
+    "rollout.serve_fraction=1",
+]
 # What depends on the clock, or says what a cluster did.
-TIMED = ("time/", "time_s", "cluster/", "engine/seconds", "engine/policy_seconds", "engine/wait_seconds",
-         "engine/episode_seconds", "engine/env_utilisation", "engine/decisions_per_second",
-         "engine/control_steps_per_second")  # fmt: skip
+TIMED = (
+    "time/",
+    "time_s",
+    "cluster/",
+    "engine/seconds",
+    "engine/policy_seconds",
+    "engine/wait_seconds",
+    "engine/episode_seconds",
+    "engine/env_utilisation",
+    "engine/decisions_per_second",
+    "engine/control_steps_per_second",
+)
 
 
 def specs(count: int, first: int = 0) -> list[EpisodeSpec]:
-    return [EpisodeSpec("reach_red", i, seed=i, rollout_id=f"e{i}") for i in range(first, first + count)]
+    return [
+        EpisodeSpec("reach_red", i, seed=i, rollout_id=f"e{i}") for i in range(first, first + count)
+    ]
 
 
 @pytest.fixture(scope="module")
 def start(finished_run) -> Path:
     """A policy that knows little yet."""
     run = finished_run(
-        *TOY, "phases=[collect,sft]", "collect.episodes_per_task=10", "sft.updates=10", "sft.validation_episodes=1"
+        *TOY,
+        "phases=[collect,sft]",
+        "collect.episodes_per_task=10",
+        "sft.updates=10",
+        "sft.validation_episodes=1",
     )
     return run / "checkpoints" / "sft"
 
 
-# ------------------------------------------------------------------------------------------------------------- packing
+# ------------------------------------------------------------------------------------------ packing
 def test_what_is_packed_comes_back_bit_for_bit(start):
     x = torch.arange(12.0).view(3, 4)
     state = {
-        "half": x.bfloat16() / 3, "part": x[:, 1], "again": x, "none": None, "text": "å\n", "empty": torch.zeros(0, 3),
-        "list": [1, 2.5, True, {"deep": torch.tensor([True, False])}], "number": torch.tensor(7),
-    }  # fmt: skip
+        "half": x.bfloat16() / 3,
+        "part": x[:, 1],
+        "again": x,
+        "none": None,
+        "text": "å\n",
+        "empty": torch.zeros(0, 3),
+        "list": [1, 2.5, True, {"deep": torch.tensor([True, False])}],
+        "number": torch.tensor(7),
+    }
     data = packed(state)
     assert data.dtype == np.uint8 and data.ndim == 1
     data.setflags(write=False)  # as Ray hands it out
     found = unpacked(data)
     assert found["half"].dtype == torch.bfloat16 and torch.equal(found["half"], state["half"])
-    assert torch.equal(found["part"], x[:, 1]) and torch.equal(found["again"], x) and found["number"] == 7
-    assert found["empty"].shape == (0, 3) and torch.equal(found["list"][3]["deep"], torch.tensor([True, False]))
+    assert (
+        torch.equal(found["part"], x[:, 1])
+        and torch.equal(found["again"], x)
+        and found["number"] == 7
+    )
+    assert found["empty"].shape == (0, 3) and torch.equal(
+        found["list"][3]["deep"], torch.tensor([True, False])
+    )
     assert (found["none"], found["text"], found["list"][:3]) == (None, "å\n", [1, 2.5, True])
     found["again"] += 1  # memory of its own
     assert torch.equal(unpacked(data)["again"], x)
@@ -86,7 +119,9 @@ def test_an_episode_survives_packing(start):
 
 
 def test_weights_are_checked_on_both_ends():
-    data, checksum = packed_weights(3, {"a": torch.ones(2, dtype=torch.bfloat16), "n": torch.tensor(2)})
+    data, checksum = packed_weights(
+        3, {"a": torch.ones(2, dtype=torch.bfloat16), "n": torch.tensor(2)}
+    )
     version, weights = unpacked_weights(data, checksum)
     assert version == 3 and weights["a"].dtype == torch.bfloat16 and weights["n"] == 2
     broken = data.copy()
@@ -99,17 +134,25 @@ def test_weights_are_checked_on_both_ends():
 
 def test_weights_can_be_rounded_on_their_way():
     """Float32 ones alone; the learner's stay as they are."""
-    own = {"a": torch.tensor([1.001, -2.0]), "n": torch.tensor(2), "exact": torch.tensor([1.001], dtype=torch.float64)}
+    own = {
+        "a": torch.tensor([1.001, -2.0]),
+        "n": torch.tensor(2),
+        "exact": torch.tensor([1.001], dtype=torch.float64),
+    }
     data, checksum = packed_weights(1, own, half=True)
     _, weights = unpacked_weights(data, checksum)
-    assert weights["a"].dtype == torch.bfloat16 and weights["a"].tolist() == [1.0, -2.0] and own["a"][0] > 1.0
+    assert (
+        weights["a"].dtype == torch.bfloat16
+        and weights["a"].tolist() == [1.0, -2.0]
+        and own["a"][0] > 1.0
+    )
     assert weights["n"] == 2 and torch.equal(weights["exact"], own["exact"])
     assert data.nbytes < packed_weights(1, own | {"a": own["a"].repeat(50)})[0].nbytes
     with pytest.raises(ConfigError, match=r"cluster\.sent is"):
         RayConfig(sent="half")
 
 
-# --------------------------------------------------------------------------------------------------------- the same run
+# ------------------------------------------------------------------------------------- the same run
 def assert_same_episodes(found, expected) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
@@ -125,19 +168,32 @@ def figures(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_one_actor_makes_the_same_run_bit_for_bit(ray_here, start, tmp_path):
-    """A run of three iterations, of which the last goes on from the checkpoint on the other kind of machine."""
-    own = [*TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=12", f"output_dir={tmp_path}"]
+    """A run of three iterations, of which the last goes on from the checkpoint on the other kind
+    of machine."""
+    own = [
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "rl.episodes_per_iteration=12",
+        f"output_dir={tmp_path}",
+    ]
     local = run_pipeline(compose([*own, "name=local", "rl.iterations=3"]))
     run_pipeline(compose([*own, "name=ray", "rl.iterations=2", "cluster=ray"]))
     ray = run_pipeline(compose([*own, "name=ray", "rl.iterations=3"]))
     assert len(figures(local)) == 3 and len(figures(local)[0]) > 30
     assert figures(ray) == figures(local)
-    weights = [load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)]
+    weights = [
+        load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)
+    ]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
     first = next(row for row in read_metrics(ray / "metrics.jsonl") if row["phase"] == "rl")
     assert first["cluster/restarts"] == 0
-    assert first["cluster/bytes_in"] > 1000 and first["cluster/bytes_out"] > 1000 and first["cluster/take_seconds"] > 0
+    assert (
+        first["cluster/bytes_in"] > 1000
+        and first["cluster/bytes_out"] > 1000
+        and first["cluster/take_seconds"] > 0
+    )
     words = ["name=rounded", "rl.iterations=1", "algorithm.critic_warmup_iterations=0"]
     rounded = run_pipeline(compose([*own, *words, "cluster=ray", "cluster.sent=bfloat16"]))
     half = next(row for row in read_metrics(rounded / "metrics.jsonl") if row["phase"] == "rl")
@@ -177,8 +233,15 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_twice(ray_here, start):
-    own = ["cluster.rollouts=2", "cluster.hang_timeout=4", "env.step_seconds=0.005", "slots.slots_per_worker=2"]
+def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_twice(
+    ray_here, start
+):
+    own = [
+        "cluster.rollouts=2",
+        "cluster.hang_timeout=4",
+        "env.step_seconds=0.005",
+        "slots.slots_per_worker=2",
+    ]
     with group_of(ray_here, start, *own) as (group, said):
         plan = specs(24)
         group.limit = 12
@@ -187,7 +250,9 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
         first = group.pids
         assert len(set(first)) == 2 and all(first)
         os.kill(first[0], signal.SIGKILL)
-        found += gathered(group, [s for s in plan if s.rollout_id not in {t.rollout_id for t in found}])
+        found += gathered(
+            group, [s for s in plan if s.rollout_id not in {t.rollout_id for t in found}]
+        )
         assert sorted(t.rollout_id for t in found) == sorted(s.rollout_id for s in plan)
         assert {t.policy_version for t in found} == {1}
         assert group.restarts == 1 and "run again" in said[0]
@@ -198,7 +263,9 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
         stopped = first[1]
         os.kill(stopped, signal.SIGSTOP)
         try:
-            found += gathered(group, [s for s in later if s.rollout_id not in {t.rollout_id for t in found}])
+            found += gathered(
+                group, [s for s in later if s.rollout_id not in {t.rollout_id for t in found}]
+            )
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
@@ -226,7 +293,11 @@ class Fatal:
 
     def __init__(self, config) -> None:
         toy = build.attribute("sim.toy:ToyReach")(config)
-        self.embodiment, self.tasks, self.privileged_dim = toy.embodiment, toy.tasks, toy.privileged_dim
+        self.embodiment, self.tasks, self.privileged_dim = (
+            toy.embodiment,
+            toy.tasks,
+            toy.privileged_dim,
+        )
         self.start = toy.start
 
     def step(self, slot, actions):
@@ -242,7 +313,9 @@ def test_actors_that_fail_again_and_again_end_the_run_with_what_they_wrote(ray_h
     own = ["env.type=test_cluster:Fatal", "cluster.max_failures=2"]
     with group_of(ray_here, start, *own) as (group, said):
         group.submit(specs(2))
-        with pytest.raises(UserError, match=r"failed 2 times in a row \(cluster.max_failures=2\)") as error:
+        with pytest.raises(
+            UserError, match=r"failed 2 times in a row \(cluster.max_failures=2\)"
+        ) as error:
             gathered(group, specs(2))
         assert "the arm left its bounds" in str(error.value) and len(said) == 1
         with pytest.raises(UserError, match="in a row"):  # it stays so
@@ -271,11 +344,14 @@ def test_what_a_user_can_mend_is_not_tried_again(ray_here, start, tmp_path):
 @pytest.mark.timeout(1200)
 def test_a_node_with_other_code_is_named(ray_here, start, monkeypatch):
     monkeypatch.setattr(workplace, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
-    with group_of(ray_here, start) as (group, _), pytest.raises(UserError, match="another vla-rl than this machine"):
+    with (
+        group_of(ray_here, start) as (group, _),
+        pytest.raises(UserError, match="another vla-rl than this machine"),
+    ):
         gathered(group, specs(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 def test_without_ray_or_with_an_algorithm_that_needs_its_critics(monkeypatch):
     with pytest.raises(ConfigError, match="chooses actions by its critics"):
         check_run(compose(["run=parl_quickstart", "cluster=ray"]))
@@ -288,15 +364,17 @@ def test_a_cluster_is_joined_with_a_token_alone(monkeypatch, tmp_path):
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"10\.0\.0\.1:6379: this machine has no token"), ray_session(
-        RayConfig(address="10.0.0.1:6379")
+    with (
+        pytest.raises(UserError, match=r"10\.0\.0\.1:6379: this machine has no token"),
+        ray_session(RayConfig(address="10.0.0.1:6379")),
     ):
         pass
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", "silence"])
 def test_an_address_where_no_ray_answers_is_named_at_once(monkeypatch, answer):
-    """Nothing listens there, or what does hangs up, speaks otherwise, or says nothing. Ray would knock for minutes."""
+    """Nothing listens there, or what does hangs up, speaks otherwise, or says nothing. Ray would
+    knock for minutes."""
     monkeypatch.setattr("vla_rl.cluster.session._ANSWER_S", 0.2)
     with socket.socket() as server:
         server.bind(("", 0))
@@ -317,8 +395,11 @@ def test_an_address_where_no_ray_answers_is_named_at_once(monkeypatch, answer):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start() if answer is not None else None
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"cluster.address={address}: no cluster of Ray answers there"), ray_session(
-            RayConfig(address=address, trusted_network=True)
+        with (
+            pytest.raises(
+                UserError, match=f"cluster.address={address}: no cluster of Ray answers there"
+            ),
+            ray_session(RayConfig(address=address, trusted_network=True)),
         ):
             pass
         if answer is not None:
@@ -333,9 +414,10 @@ def test_a_ray_that_is_there_answers(ray_here):
 
 def test_a_ray_that_is_started_here_asks_for_a_token(ray_here):
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    assert not Path("~/.ray/auth_token").expanduser().exists() or os.environ["RAY_AUTH_TOKEN"] not in Path(
-        "~/.ray/auth_token"
-    ).expanduser().read_text()
+    assert (
+        not Path("~/.ray/auth_token").expanduser().exists()
+        or os.environ["RAY_AUTH_TOKEN"] not in Path("~/.ray/auth_token").expanduser().read_text()
+    )
     assert ray_here.cluster_resources()["object_store_memory"] <= 100 * 2**20
 
 
@@ -350,16 +432,34 @@ def test_a_full_store_is_named():
 
 
 def test_figures_of_lists_that_ran_at_once():
-    """Two lists at once, worked out by hand: 4 s of 12 decisions in batches of 4, and 2 s of 4 in batches of 2."""
+    """Two lists at once, worked out by hand: 4 s of 12 decisions in batches of 4, and 2 s of 4
+    in batches of 2."""
     one = {
-        "episodes": 3, "successes": 1, "decisions": 12, "control_steps": 40, "retries": 0, "seconds": 4.0,
-        "policy_seconds": 1.0, "wait_seconds": 2.0, "env_utilisation": 0.5, "decisions_per_second": 3.0,
-        "control_steps_per_second": 10.0, "policy_batch": 4.0,
-    }  # fmt: skip
-    two = one | {"decisions": 4, "control_steps": 20, "seconds": 2.0, "env_utilisation": 0.8, "policy_batch": 2.0}
+        "episodes": 3,
+        "successes": 1,
+        "decisions": 12,
+        "control_steps": 40,
+        "retries": 0,
+        "seconds": 4.0,
+        "policy_seconds": 1.0,
+        "wait_seconds": 2.0,
+        "env_utilisation": 0.5,
+        "decisions_per_second": 3.0,
+        "control_steps_per_second": 10.0,
+        "policy_batch": 4.0,
+    }
+    two = one | {
+        "decisions": 4,
+        "control_steps": 20,
+        "seconds": 2.0,
+        "env_utilisation": 0.8,
+        "policy_batch": 2.0,
+    }
     found = parallel_stats([one, two], 5.0)
     assert (found["episodes"], found["decisions"], found["seconds"]) == (6, 16, 5.0)
-    assert found["policy_seconds"] == pytest.approx(2 / 6 * 5) and found["wait_seconds"] == pytest.approx(4 / 6 * 5)
+    assert found["policy_seconds"] == pytest.approx(2 / 6 * 5) and found[
+        "wait_seconds"
+    ] == pytest.approx(4 / 6 * 5)
     assert found["env_utilisation"] == pytest.approx((2 + 1.6) / 6)
     assert (found["decisions_per_second"], found["control_steps_per_second"]) == (3.2, 12.0)
     assert found["policy_batch"] == 16 / 5

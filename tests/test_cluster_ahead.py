@@ -1,4 +1,5 @@
-"""Rollouts that run ahead of the learner: how far they may, what each decision knows, and what a checkpoint keeps."""
+"""Rollouts that run ahead of the learner: how far they may, what each decision knows, and what a
+checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ BATCH = 6
 
 
 class Actors:
-    """What `AheadRayCollector` offers, with episodes that end in any order: each has the version that was published last
-    when it began, and begins when it is issued or when a slot is free."""
+    """What `AheadRayCollector` offers, with episodes that end in any order: each has the version
+    that was published last when it began, and begins when it is issued or when a slot is free."""
 
     def __init__(self, ahead: int, slots: int, seed: int, late: int = 0) -> None:
         self.ahead, self.late, self.slots, self.random = ahead, late, slots, random.Random(seed)
@@ -87,14 +88,18 @@ class Actors:
 def proposals(iteration: int, sampling_round: int) -> list[EpisodeSpec]:
     first = iteration * BATCH
     return [
-        EpisodeSpec("reach_red", i, group_id=first + i, rollout_id=f"{iteration}-{sampling_round}-{i}") for i in range(BATCH)
+        EpisodeSpec(
+            "reach_red", i, group_id=first + i, rollout_id=f"{iteration}-{sampling_round}-{i}"
+        )
+        for i in range(BATCH)
     ]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 4])
 @pytest.mark.parametrize("slots", [1, 4, 100])
 def test_no_more_than_the_gate_allows_is_started_and_nothing_is_older(ahead, slots):
-    """At version v at most (η + v + 1)·B episodes; each is learned from once, in the batch of its plan, at an age ≤ η."""
+    """At version v at most (η + v + 1)·B episodes; each is learned from once, in the batch of
+    its plan, at an age ≤ η."""
     iterations = 9
     for seed in range(10):
         actors = Actors(ahead, slots, seed)
@@ -116,12 +121,18 @@ def test_no_more_than_the_gate_allows_is_started_and_nothing_is_older(ahead, slo
 
 @pytest.mark.parametrize("ahead, late", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("members", [1, 2, 3])
-def test_a_batch_that_is_cut_off_learns_from_each_episode_once_and_within_the_bound(ahead, late, members):
-    """As many episodes as a plan has, whole groups, none older than ahead + late; a resume in between changes none of it."""
+def test_a_batch_that_is_cut_off_learns_from_each_episode_once_and_within_the_bound(
+    ahead, late, members
+):
+    """As many episodes as a plan has, whole groups, none older than ahead + late; a resume in
+    between changes none of it."""
 
     def grouped(iteration: int, sampling_round: int) -> list[EpisodeSpec]:
         found = proposals(iteration, sampling_round)
-        return [dataclasses.replace(spec, group_id=iteration * BATCH + i // members) for i, spec in enumerate(found)]
+        return [
+            dataclasses.replace(spec, group_id=iteration * BATCH + i // members)
+            for i, spec in enumerate(found)
+        ]
 
     iterations, mixed = 9, 0
     for seed in range(10):
@@ -146,24 +157,32 @@ def test_a_batch_that_is_cut_off_learns_from_each_episode_once_and_within_the_bo
                 running, actors.running = actors.running, {}
                 actors.begun -= len(running)
                 plans.load_state_dict(state)
-        assert len({*learned}) == len(learned) == iterations * BATCH and not actors.done and not actors.running
+        assert (
+            len({*learned}) == len(learned) == iterations * BATCH
+            and not actors.done
+            and not actors.running
+        )
         assert max(ages) <= ahead + late
     assert mixed > 20
 
 
 def test_cutting_off_favours_short_episodes_unless_what_was_under_way_is_learned_from_later():
-    """Half of the episodes succeed, within two ticks; the others run out of time after ten. Of half as many again as are
-    needed, the first to end are nearly all successes: the naive form learns from a world in which nine of ten succeed. Here
-    those under way come later: the share over the run is the true one, and no surplus of successes is ever larger than
-    the episodes that are open."""
+    """Half of the episodes succeed, within two ticks; the others run out of time after ten. Of half
+    as many again as are needed, the first to end are nearly all successes: the naive form learns
+    from a world in which nine of ten succeed. Here those under way come later: the share over the
+    run is the true one, and no surplus of successes is ever larger than the episodes that are
+    open."""
     batch, iterations = 20, 40
     chance = random.Random(0)
-    wins = {f"{k}-{i}": chance.random() < 0.5 for k in range(iterations) for i in range(batch * 3 // 2)}
+    wins = {
+        f"{k}-{i}": chance.random() < 0.5 for k in range(iterations) for i in range(batch * 3 // 2)
+    }
 
     naive = []
     for k in range(iterations):
         begun = [f"{k}-{i}" for i in range(batch * 3 // 2)]
-        naive += sorted(begun, key=lambda name: 2 if wins[name] else 10)[:batch]  # the rest is thrown away
+        # the rest is thrown away
+        naive += sorted(begun, key=lambda name: 2 if wins[name] else 10)[:batch]
     assert sum(wins[name] for name in naive) / len(naive) > 0.7
 
     class Timed(Actors):
@@ -182,7 +201,10 @@ def test_cutting_off_favours_short_episodes_unless_what_was_under_way_is_learned
                     del self.begin[name]
 
     def plan_of(k: int, _: int) -> list[EpisodeSpec]:
-        return [EpisodeSpec("reach_red", i, group_id=k * batch + i, rollout_id=f"{k}-{i}") for i in range(batch)]
+        return [
+            EpisodeSpec("reach_red", i, group_id=k * batch + i, rollout_id=f"{k}-{i}")
+            for i in range(batch)
+        ]
 
     taken = {}
     for late in (0, 1):
@@ -193,24 +215,34 @@ def test_cutting_off_favours_short_episodes_unless_what_was_under_way_is_learned
             seen.append([wins[spec.rollout_id] for spec in plan])
             actors.collect(plan)
             actors.finish(1)  # the learner takes a tick
-            surplus = sum(map(sum, seen)) - sum(wins[f"{k}-{i}"] for k in range(v + 1) for i in range(batch))
+            surplus = sum(map(sum, seen)) - sum(
+                wins[f"{k}-{i}"] for k in range(v + 1) for i in range(batch)
+            )
             assert abs(surplus) <= (0 if not late else batch)
         assert sum(map(len, seen)) == batch * iterations
         taken[late] = seen, actors.now
-    true = sum(wins[f"{k}-{i}"] for k in range(iterations) for i in range(batch)) / (batch * iterations)
+    true = sum(wins[f"{k}-{i}"] for k in range(iterations) for i in range(batch)) / (
+        batch * iterations
+    )
     for seen, _ in taken.values():
         assert sum(map(sum, seen)) / (batch * iterations) == true
-    shares = [sum(part) / batch for part in taken[1][0]]  # single batches are far off at both ends, as docs/how_to says
+    # single batches are far off at both ends, as docs/how_to says
+    shares = [sum(part) / batch for part in taken[1][0]]
     assert (shares[0], shares[-1]) == (0.85, 0.05)
     assert sum(shares[5:-5]) / (iterations - 10) == pytest.approx(true, abs=0.05)
-    assert sum(map(sum, taken[1][0][1:])) / (batch * (iterations - 1)) == pytest.approx(true, abs=0.02)
+    assert sum(map(sum, taken[1][0][1:])) / (batch * (iterations - 1)) == pytest.approx(
+        true, abs=0.02
+    )
     assert taken[1][1] < taken[0][1]  # and the learner waits less
 
 
 def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_it_is(start):  # noqa: F811
-    """An actor of its own, without Ray: weights of another version come before its third policy call. What the decisions
-    recorded is what the policy of the version that they name says of them."""
-    config = compose([*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.mode=async"])
+    """An actor of its own, without Ray: weights of another version come before its third policy
+    call. What the decisions recorded is what the policy of the version that they name says of
+    them."""
+    config = compose(
+        [*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.mode=async"]
+    )
     env = open_env(config)
     policies = {version: acting_policy(config, start, env.embodiment) for version in (1, 2)}
     with torch.no_grad():
@@ -232,13 +264,24 @@ def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_i
     found: list = []
     while len(found) < 2:
         _, data = actor.take(1.0)
-        found += [] if data is None else [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
+        found += (
+            []
+            if data is None
+            else [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
+        )
     actor.close()
     for trajectory in found:
-        assert trajectory.decision_version.tolist() == [1, 1] + [2] * (len(trajectory) - 2) and len(trajectory) > 2
+        assert (
+            trajectory.decision_version.tolist() == [1, 1] + [2] * (len(trajectory) - 2)
+            and len(trajectory) > 2
+        )
         assert trajectory.policy_version == 1
-        own = torch.stack([policies[v].evaluate(trajectory.observations, trajectory.replay).log_prob[i] for i, v in
-                           enumerate(trajectory.decision_version.tolist())])  # fmt: skip
+        own = torch.stack(
+            [
+                policies[v].evaluate(trajectory.observations, trajectory.replay).log_prob[i]
+                for i, v in enumerate(trajectory.decision_version.tolist())
+            ]
+        )
         torch.testing.assert_close(own.detach(), trajectory.behavior_log_prob, atol=1e-4, rtol=1e-4)
         other = policies[1].evaluate(trajectory.observations, trajectory.replay).log_prob[2:]
         assert not torch.allclose(other, trajectory.behavior_log_prob[2:], atol=1e-2)
@@ -279,8 +322,12 @@ def test_ages_are_counted_per_decision():
     whole = episode(0, policy_version=4)
     mixed = episode(0, policy_version=3, decision_version=torch.tensor([3, 5, 5]))
     found = staleness([whole, mixed], 5, 2)
-    assert found["cluster/staleness_max"] == 2 and found["cluster/staleness_mean"] == pytest.approx((3 * 1 + 2) / 6)
-    assert [found[f"cluster/staleness/{age}"] for age in range(3)] == pytest.approx([2 / 6, 3 / 6, 1 / 6])
+    assert found["cluster/staleness_max"] == 2 and found["cluster/staleness_mean"] == pytest.approx(
+        (3 * 1 + 2) / 6
+    )
+    assert [found[f"cluster/staleness/{age}"] for age in range(3)] == pytest.approx(
+        [2 / 6, 3 / 6, 1 / 6]
+    )
 
 
 def test_stale_data_is_corrected_unless_asked_not_to():
@@ -288,24 +335,43 @@ def test_stale_data_is_corrected_unless_asked_not_to():
         return compose(["run=toy", *overrides]).algorithm.behavior_weight
 
     assert weight() == weight("cluster=ray") == "none"
-    assert weight("cluster=ray", "cluster.mode=pipelined") == weight("cluster=ray", "cluster.mode=async") == "truncate"
+    assert (
+        weight("cluster=ray", "cluster.mode=pipelined")
+        == weight("cluster=ray", "cluster.mode=async")
+        == "truncate"
+    )
     assert weight("cluster=ray", "cluster.mode=async", "algorithm.behavior_weight=mask") == "mask"
     assert weight("cluster=ray", "cluster.mode=async", "cluster.correction=none") == "none"
     assert weight("cluster=ray", "cluster.mode=async", "cluster.max_staleness=0") == "none"
-    assert weight("cluster=ray", "cluster.mode=async", "algorithm.recompute_old_log_prob=false") == "none"
+    assert (
+        weight("cluster=ray", "cluster.mode=async", "algorithm.recompute_old_log_prob=false")
+        == "none"
+    )
     changed = override(compose(["run=toy", "cluster=ray", "cluster.mode=async"]), ["seed=1"])
     assert changed.algorithm.behavior_weight == "truncate"
-    compose(["run=residual_quickstart", "cluster=ray", "cluster.mode=async"])  # learns from a replay
+    # learns from a replay
+    compose(["run=residual_quickstart", "cluster=ray", "cluster.mode=async"])
 
 
 def test_batches_are_cut_off_where_there_are_episodes_to_spare():
-    with pytest.raises(ConfigError, match=r"cluster\.max_late=1 needs episodes to spare.*cluster\.max_staleness=2 or more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cluster\.max_late=1 needs episodes to spare.*cluster\.max_staleness=2 or more",
+    ):
         compose(["run=toy", "cluster=ray", "cluster.mode=pipelined", "cluster.max_late=1"])
-    assert compose(["run=toy", "cluster=ray", "cluster.mode=async", "cluster.max_late=1"]).cluster.ahead == 2
+    assert (
+        compose(
+            ["run=toy", "cluster=ray", "cluster.mode=async", "cluster.max_late=1"]
+        ).cluster.ahead
+        == 2
+    )
 
 
 def test_an_iteration_whose_episodes_were_all_there_has_figures_too():
-    assert parallel_stats([], 2.0)["decisions_per_second"] == 0.0 and parallel_stats([], 2.0)["seconds"] == 2.0
+    assert (
+        parallel_stats([], 2.0)["decisions_per_second"] == 0.0
+        and parallel_stats([], 2.0)["seconds"] == 2.0
+    )
 
 
 class Recorder:
@@ -326,7 +392,8 @@ class Recorder:
 
 @pytest.mark.parametrize("streams, given", [(True, [[4], [4], [3]]), (False, [[6], [5], []])])
 def test_no_actor_takes_what_others_could_begin_at_once(streams, given):
-    """Eleven episodes and three actors with room for six each: even parts where they stream, else what the limit says."""
+    """Eleven episodes and three actors with room for six each: even parts where they stream,
+    else what the limit says."""
     group = object.__new__(RolloutGroup)
     group._job, group.limit, group._sure = SimpleNamespace(streams=streams), 6, set()
     group._workers = [_Worker(i, Recorder(), None, ready=True) for i in range(3)]
@@ -336,16 +403,22 @@ def test_no_actor_takes_what_others_could_begin_at_once(streams, given):
     group._weights = (0, None, 0, 0)
     group._assign()
     assert [worker.handle.given for worker in group._workers] == given and not group._waiting
-    assert [spec for worker in group._workers for spec in worker.open] == [s.rollout_id for s in proposals(0, 0)] + [
-        s.rollout_id for s in proposals(1, 0)[:5]
-    ]
+    assert [spec for worker in group._workers for spec in worker.open] == [
+        s.rollout_id for s in proposals(0, 0)
+    ] + [s.rollout_id for s in proposals(1, 0)[:5]]
 
 
 def test_sampled_and_most_likely_actions_are_lists_of_their_own():
-    """Two sampled episodes, then three with the most likely actions, then one more: an actor goes on to the next list of
-    its kind alone, and a plan that is under way with sampled actions cannot be had without."""
+    """Two sampled episodes, then three with the most likely actions, then one more: an actor goes
+    on to the next list of its kind alone, and a plan that is under way with sampled actions cannot
+    be had without."""
     group = object.__new__(RolloutGroup)
-    group._job, group.limit, group._sure, group._known = SimpleNamespace(streams=True), 6, set(), set()
+    group._job, group.limit, group._sure, group._known = (
+        SimpleNamespace(streams=True),
+        6,
+        set(),
+        set(),
+    )
     group._workers = [_Worker(0, Recorder(), None)]
     group._waiting, group._weights = deque(), (0, None, 0, 0)
     group._changed = threading.Condition()
@@ -355,7 +428,9 @@ def test_sampled_and_most_likely_actions_are_lists_of_their_own():
     group._workers[0].ready = True
     group._assign()
     handle = group._workers[0].handle
-    assert (handle.given, handle.kinds) == ([2, 3, 1], [False, True, False]) and group._workers[0].lists == 3
+    assert (handle.given, handle.kinds) == ([2, 3, 1], [False, True, False]) and group._workers[
+        0
+    ].lists == 3
 
     actor = RolloutActor(Job(None, True, streams=True))
     actor.add(plan[2:5], True)
@@ -365,11 +440,13 @@ def test_sampled_and_most_likely_actions_are_lists_of_their_own():
 
     collector = object.__new__(AheadRayCollector)
     collector.group, collector._ready = group, {}
-    with pytest.raises(ValueError, match="6 episodes of this plan are under way with sampled actions"):
+    with pytest.raises(
+        ValueError, match="6 episodes of this plan are under way with sampled actions"
+    ):
         collector.collect(plan, deterministic=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- with Ray
+# ----------------------------------------------------------------------------------------- with Ray
 def rows_of(folder: Path) -> list[dict]:
     return [row for row in read_metrics(folder / "metrics.jsonl") if row["phase"] == "rl"]
 
@@ -378,49 +455,84 @@ def rows_of(folder: Path) -> list[dict]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("late", [0, 1])
 def test_rollouts_overlap_and_stay_within_the_bound(ray_here, start, tmp_path, late):  # noqa: F811
-    """Ten iterations of 8 episodes on two actors; then the run goes on by two more, with what was under way."""
+    """Ten iterations of 8 episodes on two actors; then the run goes on by two more, with what
+    was under way."""
     own = [
-        *TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=8", "cluster=ray", "cluster.mode=async",
-        "cluster.max_staleness=2", f"cluster.max_late={late}", "cluster.rollouts=2", "slots.slots_per_worker=2",
-        "env.step_seconds=0.003", f"output_dir={tmp_path}",
-    ]  # fmt: skip
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "rl.episodes_per_iteration=8",
+        "cluster=ray",
+        "cluster.mode=async",
+        "cluster.max_staleness=2",
+        f"cluster.max_late={late}",
+        "cluster.rollouts=2",
+        "slots.slots_per_worker=2",
+        "env.step_seconds=0.003",
+        f"output_dir={tmp_path}",
+    ]
     folder = run_pipeline(compose([*own, "rl.iterations=10"]))
     rows = rows_of(folder)
     assert [row["step"] for row in rows] == list(range(1, 11)) and rows[-1]["episodes"] == 80
     assert all(0 <= row["cluster/staleness_max"] <= 2 for row in rows)
-    assert rows[0]["cluster/staleness_max"] == 0 and max(row["cluster/staleness_mean"] for row in rows) > 0.3
+    assert (
+        rows[0]["cluster/staleness_max"] == 0
+        and max(row["cluster/staleness_mean"] for row in rows) > 0.3
+    )
     for row in rows:
         assert sum(row[f"cluster/staleness/{age}"] for age in range(3)) == pytest.approx(1.0)
         assert row["cluster/open"] + row["cluster/ready"] <= 16
-    assert rows[-1]["cluster/open"] == rows[-1]["cluster/ready"] == 0  # nothing is planned beyond the end
-    assert all("ppo/behavior_weight_min" in row for row in rows[1:])  # (the first trains the critic alone)
-    assert 0 < sum(row["cluster/rollout_busy_seconds"] for row in rows) <= sum(row["time/iteration"] for row in rows) * 1.01
+    # nothing is planned beyond the end
+    assert rows[-1]["cluster/open"] == rows[-1]["cluster/ready"] == 0
+    # (the first trains the critic alone)
+    assert all("ppo/behavior_weight_min" in row for row in rows[1:])
+    assert (
+        0
+        < sum(row["cluster/rollout_busy_seconds"] for row in rows)
+        <= sum(row["time/iteration"] for row in rows) * 1.01
+    )
     folder = run_pipeline(compose([*own, "rl.iterations=12"]))
-    assert [row["step"] for row in rows_of(folder)] == list(range(1, 13)) and rows_of(folder)[-1]["episodes"] == 96
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, 13)) and rows_of(folder)[-1][
+        "episodes"
+    ] == 96
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_driver_that_is_killed_goes_on_by_the_same_command(start, tmp_path):  # noqa: F811
     words = [
-        "train", *TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=8", "rl.iterations=40",
+        "train",
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "rl.episodes_per_iteration=8",
+        "rl.iterations=40",
         "name=killed",
-        "cluster=ray", "cluster.mode=pipelined", "slots.slots_per_worker=2", "env.step_seconds=0.01",
+        "cluster=ray",
+        "cluster.mode=pipelined",
+        "slots.slots_per_worker=2",
+        "env.step_seconds=0.01",
         f"output_dir={tmp_path}",
-    ]  # fmt: skip
+    ]
     command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    process = subprocess.Popen([*command, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     metrics = tmp_path / "killed" / "metrics.jsonl"
     deadline = time.monotonic() + 240
     while not (metrics.exists() and metrics.read_text().count('"rl"') >= 3):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read().decode()
+        assert process.poll() is None and time.monotonic() < deadline, (
+            process.stderr.read().decode()
+        )
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = len(rows_of(tmp_path / "killed"))
     assert before < 40
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [*command, *words], env=environment, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "killed")
     assert [row["step"] for row in rows] == list(range(1, 41))

@@ -1,4 +1,5 @@
-"""Actors that act for rollout actors: the same decisions, whoever dies meanwhile; with reward workers the same run."""
+"""Actors that act for rollout actors: the same decisions, whoever dies meanwhile; with reward
+workers the same run."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class TaskFailed(Exception): ...
 
 # What `RemotePolicy` uses of Ray, in one process: calls are made at once.
 HERE = SimpleNamespace(
-    get=lambda call, timeout: call(), exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost)
+    get=lambda call, timeout: call(),
+    exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost),
 )
 
 
@@ -42,7 +44,9 @@ def grouped(call):
     """A method of a handle that several callers may have run at once."""
 
     def options(concurrency_group):
-        assert concurrency_group == "acts", "in Ray's default group one request would wait for the one before"
+        assert concurrency_group == "acts", (
+            "in Ray's default group one request would wait for the one before"
+        )
         return SimpleNamespace(remote=call)
 
     return SimpleNamespace(options=options)
@@ -51,14 +55,17 @@ def grouped(call):
 def reached(actor):
     """A handle whose calls `HERE.get` makes."""
     return SimpleNamespace(
-        open=SimpleNamespace(remote=lambda: actor.open), act=grouped(lambda data: lambda: actor.act(data))
+        open=SimpleNamespace(remote=lambda: actor.open),
+        act=grouped(lambda data: lambda: actor.act(data)),
     )
 
 
 @pytest.fixture
 def parts(start):  # noqa: F811
     """A config, its env and policy, and an actor that has the policy, too."""
-    config = compose([*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.inference=1"])
+    config = compose(
+        [*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.inference=1"]
+    )
     env = open_env(config)
     policy = acting_policy(config, start, env.embodiment)
     policy.prepare_for_rl()
@@ -73,12 +80,15 @@ def test_an_engine_that_asks_runs_the_same_episodes_bit_for_bit(parts):
     remote = RemotePolicy(HERE, reached(actor), versions.append, 1.0).open()
     actor.weights(*packed_weights(7, learned_weights(policy)))
     found = RolloutEngine(env, remote, config.rollout).collect(specs(9)).trajectories
-    assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(9)).trajectories)
+    assert_same_episodes(
+        found, RolloutEngine(env, policy, config.rollout).collect(specs(9)).trajectories
+    )
     assert {*versions} == {7} and remote.chunk_length == policy.chunk_length
 
 
 def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
-    """Three actors ask before there are weights: one call of the policy answers all, but for one that leaves out chance."""
+    """Three actors ask before there are weights: one call of the policy answers all, but for one
+    that leaves out chance."""
     config, env, policy, actor = parts
     shape = actor.open()
     calls, plain = [], actor._policy.act
@@ -98,7 +108,10 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
         seen = type(rows[0]).cat(rows[i : i + count])
         answers[i] = remote.act(seen, deterministic=deterministic, seeds=range(i, i + count))
 
-    threads = [threading.Thread(target=ask, args=given) for given in ((0, 2, False), (2, 1, False), (3, 3, True))]
+    threads = [
+        threading.Thread(target=ask, args=given)
+        for given in ((0, 2, False), (2, 1, False), (3, 3, True))
+    ]
     for thread in threads:
         thread.start()
     while len(actor._asked) < 3:
@@ -111,7 +124,9 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
         seen = type(rows[0]).cat(rows[i : i + count])
         with torch.inference_mode():
             expected = policy.act(seen, deterministic=deterministic, seeds=range(i, i + count))
-        torch.testing.assert_close(answers[i].chunk.actions, expected.chunk.actions, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            answers[i].chunk.actions, expected.chunk.actions, atol=1e-5, rtol=1e-5
+        )
         assert answers[i].replay.keys() == expected.replay.keys()
 
 
@@ -127,9 +142,13 @@ def test_a_decision_is_asked_for_again_where_its_server_is_lost(parts):
     remote = RemotePolicy(HERE, gone, lambda version: None, 30.0).open()
     threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
     found = RolloutEngine(env, remote, config.rollout).collect(specs(2)).trajectories
-    assert_same_episodes(found, RolloutEngine(env, policy, config.rollout).collect(specs(2)).trajectories)
+    assert_same_episodes(
+        found, RolloutEngine(env, policy, config.rollout).collect(specs(2)).trajectories
+    )
     with pytest.raises(TimeoutError, match=r"no other server came within 0\.1 s"):
-        RolloutEngine(env, RemotePolicy(HERE, gone, print, 0.1).open(), config.rollout).collect(specs(1))
+        RolloutEngine(env, RemotePolicy(HERE, gone, print, 0.1).open(), config.rollout).collect(
+            specs(1)
+        )
 
 
 def test_a_server_that_is_lost_before_it_has_said_anything_is_replaced_all_the_same(parts):
@@ -138,25 +157,41 @@ def test_a_server_that_is_lost_before_it_has_said_anything_is_replaced_all_the_s
     def lost():
         raise ActorLost("killed")
 
-    remote = RemotePolicy(HERE, SimpleNamespace(open=SimpleNamespace(remote=lambda: lost)), print, 30.0)
+    remote = RemotePolicy(
+        HERE, SimpleNamespace(open=SimpleNamespace(remote=lambda: lost)), print, 30.0
+    )
     threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
     assert remote.open().chunk_length == policy.chunk_length
 
 
 def test_no_more_act_than_have_episodes():
-    with pytest.raises(ConfigError, match=r"cluster\.inference=2 actors would act for cluster\.rollouts=1"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.inference=2 actors would act for cluster\.rollouts=1"
+    ):
         compose(["run=toy", "cluster=ray", "cluster.inference=2"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_run_is_the_local_one_bit_for_bit(ray_here, start, tmp_path):  # noqa: F811
-    own = [*TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=12", f"output_dir={tmp_path}"]
+    own = [
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "rl.episodes_per_iteration=12",
+        f"output_dir={tmp_path}",
+    ]
     own += ["rl.iterations=2"]
     local = run_pipeline(compose([*own, "name=local"]))
-    ray = run_pipeline(compose([*own, "name=ray", "cluster=ray", "cluster.inference=1", "cluster.reward_workers=2"]))
+    ray = run_pipeline(
+        compose(
+            [*own, "name=ray", "cluster=ray", "cluster.inference=1", "cluster.reward_workers=2"]
+        )
+    )
     assert figures(ray) == figures(local) and len(figures(local)) == 2
-    weights = [load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)]
+    weights = [
+        load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (local, ray)
+    ]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
 
 
@@ -164,12 +199,21 @@ def test_the_run_is_the_local_one_bit_for_bit(ray_here, start, tmp_path):  # noq
 @pytest.mark.timeout(1200)
 def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
     """Two rollout actors and one that acts for both, which is killed in the middle."""
-    words = [*TOY, "phases=[rl]", f"checkpoint={start}", "cluster=ray", "cluster.rollouts=2", "cluster.inference=1"]
+    words = [
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "cluster=ray",
+        "cluster.rollouts=2",
+        "cluster.inference=1",
+    ]
     config = compose([*words, "env.step_seconds=0.005", "slots.slots_per_worker=2"])
     env = open_env(config)
     policy, job, said = acting_policy(config, start, env.embodiment), job_of(config), []
     seats = Seats(ray_here, config, nodes_of(ray_here))
-    servers = Servers(seats, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append)
+    servers = Servers(
+        seats, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append
+    )
     group = RolloutGroup(seats, job, said.append, servers=servers)
     try:
         group.publish(3, learned_weights(policy))
@@ -179,10 +223,16 @@ def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
         found = gathered(group, plan, until=2)
         pid = ray_here.get(servers.of(0).hello.remote())["pid"]
         os.kill(pid, signal.SIGKILL)
-        found += gathered(group, [s for s in plan if s.rollout_id not in {t.rollout_id for t in found}])
+        found += gathered(
+            group, [s for s in plan if s.rollout_id not in {t.rollout_id for t in found}]
+        )
         assert sorted(t.rollout_id for t in found) == sorted(s.rollout_id for s in plan)
         assert {t.policy_version for t in found} == {3}
-        assert len(servers.losses) == 1 and "inference actor 0 is lost" in said[0] and group.restarts == 0
+        assert (
+            len(servers.losses) == 1
+            and "inference actor 0 is lost" in said[0]
+            and group.restarts == 0
+        )
         assert not alive(pid)
         group.publish(4, learned_weights(policy))
         assert 0 < group.figures()["cluster/inference_busy_seconds"] < 600

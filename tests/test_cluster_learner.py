@@ -1,4 +1,5 @@
-"""Learner ranks as actors of Ray: together they learn what the driver would, and a dead one costs a restart."""
+"""Learner ranks as actors of Ray: together they learn what the driver would, and a dead one
+costs a restart."""
 
 from __future__ import annotations
 
@@ -25,13 +26,26 @@ from vla_rl.run.pipeline import run_pipeline
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_two_ranks_learn_what_the_driver_would_and_one_may_die(ray_here, start, tmp_path, monkeypatch):  # noqa: F811
-    """Four iterations; of the two ranks one is killed in the third. With a checkpoint after each, nothing is lost.
+def test_two_ranks_learn_what_the_driver_would_and_one_may_die(
+    ray_here,
+    start,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    """Four iterations; of the two ranks one is killed in the third. With a checkpoint after each,
+    nothing is lost.
 
-    Both learn from the episodes of the run without ranks. Ranks add in another order, so weights differ by rounding; on some
-    processors that was enough for one token to be drawn otherwise, and the episodes after it were others.
+    Both learn from the episodes of the run without ranks. Ranks add in another order, so weights
+    differ by rounding; on some processors that was enough for one token to be drawn otherwise, and
+    the episodes after it were others.
     """
-    own = [*TOY, "phases=[rl]", f"checkpoint={start}", "rl.episodes_per_iteration=8", f"output_dir={tmp_path}"]
+    own = [
+        *TOY,
+        "phases=[rl]",
+        f"checkpoint={start}",
+        "rl.episodes_per_iteration=8",
+        f"output_dir={tmp_path}",
+    ]
     own += ["critic=none", "algorithm.advantage=rloo", "rl.group_size=4", "rl.iterations=4"]
     own += ["algorithm.critic_warmup_iterations=0"]
     told, batches = [], []
@@ -53,17 +67,33 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(ray_here, start, 
     together = run_pipeline(compose([*own, "name=two", "cluster=ray", "cluster.learners=2"]))
     assert len(batches) == len(told) == 4
     assert told[1] == told[0] and not {*told[3]} & {*told[2]}  # both are others now
-    rows = [[r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"] for folder in (alone, together)]
+    rows = [
+        [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
+        for folder in (alone, together)
+    ]
     assert [row["cluster/learner_restarts"] for row in rows[1]] == [0, 0, 1, 0]
     assert rows[0][0]["rollout/success"] == rows[1][0]["rollout/success"]
     for a, b in zip(*rows, strict=True):
         for name in ("ppo/policy_loss", "ppo/grad_norm", "ppo/updates_total", "episodes"):
             assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
-    weights = [load_file(folder / "checkpoints" / "rl" / "model.safetensors") for folder in (alone, together)]
+    weights = [
+        load_file(folder / "checkpoints" / "rl" / "model.safetensors")
+        for folder in (alone, together)
+    ]
     assert weights[0].keys() == weights[1].keys()
     begun = load_file(start / "model.safetensors")
-    moved = sum(float((weights[0][name] - x).square().sum()) for name, x in begun.items() if x.is_floating_point()) ** 0.5
-    apart = sum(float((x - weights[1][name]).double().square().sum()) for name, x in weights[0].items()) ** 0.5
+    moved = (
+        sum(
+            float((weights[0][name] - x).square().sum())
+            for name, x in begun.items()
+            if x.is_floating_point()
+        )
+        ** 0.5
+    )
+    apart = (
+        sum(float((x - weights[1][name]).double().square().sum()) for name, x in weights[0].items())
+        ** 0.5
+    )
     assert apart < 0.02 * moved
     assert all(bool(torch.isfinite(x).all()) for x in weights[1].values())
 
@@ -84,7 +114,9 @@ class FakeRay:
 
 
 def rank(update: str, beat: str):
-    call = lambda name, does: SimpleNamespace(remote=lambda *_: (name, does), options=lambda **_: call(name, does))  # noqa: E731
+    def call(name, does):
+        return SimpleNamespace(remote=lambda *_: (name, does), options=lambda **_: call(name, does))
+
     return SimpleNamespace(update=call("update", update), beat=call("beat", beat))
 
 
@@ -92,25 +124,34 @@ def learner_of_ranks(ray, *ranks, most: int = 3) -> GroupLearner:
     learner = GroupLearner.__new__(GroupLearner)
     cluster = SimpleNamespace(hang_timeout=30.0, max_failures=most)
     learner._ray, learner._actors, learner._hello = ray, list(ranks), []
-    learner._run = SimpleNamespace(config=SimpleNamespace(cluster=cluster), progress=SimpleNamespace(say=lambda text: None))
+    learner._run = SimpleNamespace(
+        config=SimpleNamespace(cluster=cluster), progress=SimpleNamespace(say=lambda text: None)
+    )
     learner._failures = learner.restarts = 0
     learner._nodes = alive_nodes(ray)
     return learner
 
 
-@pytest.mark.parametrize("ranks", [[("silent", "silent")], [("silent", "answers"), ("silent", "silent")]])
+@pytest.mark.parametrize(
+    "ranks", [[("silent", "silent")], [("silent", "answers"), ("silent", "silent")]]
+)
 def test_a_rank_that_stands_still_is_noticed_in_an_update_of_any_length(monkeypatch, ranks):
     """One alone has no peers that would give up on it. Time is played: 2 s for each look."""
     clock = itertools.count(0.0, 2.0)
-    monkeypatch.setattr("vla_rl.cluster.learner.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        "vla_rl.cluster.learner.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
     learner = learner_of_ranks(FakeRay("a"), *(rank(*does) for does in ranks))
-    with pytest.raises(_RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update") as caught:
+    with pytest.raises(
+        _RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update"
+    ) as caught:
         learner._all("update", limit=math.inf)
     assert caught.value.index == len(ranks) - 1 and next(clock) < 100
 
 
 def test_a_lost_node_is_one_failure_whatever_dies_with_it(monkeypatch):
-    """The peer's connection ends first; the new rank is put where it was, which fails once Ray knows; the third is good."""
+    """The peer's connection ends first; the new rank is put where it was, which fails once Ray
+    knows; the third is good."""
     ray = FakeRay("a", "b")
     learner = learner_of_ranks(ray, most=2)
     begun = iter([_RankLost(0, "the node died"), None])

@@ -34,7 +34,8 @@ class Changing:
 
 
 class Worker:
-    """A handle of an actor in this process. Its calls happen as they are asked for; once ``dead`` they fail."""
+    """A handle of an actor in this process. Its calls happen as they are asked for; once
+    ``dead`` they fail."""
 
     def __init__(self, job) -> None:
         self._actor, self.dead, self.scored = RewardActor(job), False, 0
@@ -50,10 +51,13 @@ class Worker:
 
 @pytest.fixture
 def remote():
-    """The reward of a run with two workers, all workers that there ever were, what was said, and the driver's own reward."""
+    """The reward of a run with two workers, all workers that there ever were, what was said, and
+    the driver's own reward."""
     config = compose([*TOY, "cluster=ray", "cluster.reward_workers=2", "reward.time_discount=0.99"])
     said: list[str] = []
-    run = SimpleNamespace(config=config, env=open_env(config), progress=SimpleNamespace(say=said.append))
+    run = SimpleNamespace(
+        config=config, env=open_env(config), progress=SimpleNamespace(say=said.append)
+    )
     workers: list[Worker] = []
 
     def make(job) -> Worker:
@@ -61,10 +65,13 @@ def remote():
         return workers[-1]
 
     ray = SimpleNamespace(
-        remote=lambda **_: lambda _: SimpleNamespace(remote=make), get=lambda call, timeout: call(),
+        remote=lambda **_: lambda _: SimpleNamespace(remote=make),
+        get=lambda call, timeout: call(),
         kill=lambda worker: None,
-        exceptions=SimpleNamespace(RayTaskError=ZeroDivisionError, RayActorError=ActorLost, GetTimeoutError=TimeoutError),
-    )  # fmt: skip
+        exceptions=SimpleNamespace(
+            RayTaskError=ZeroDivisionError, RayActorError=ActorLost, GetTimeoutError=TimeoutError
+        ),
+    )
     own = start_reward(run, None)
     seats = Seats(ray, config, [Amount(1.0)])
     return RemoteReward(seats, run, own), workers, said, own, (seats, run)
@@ -111,7 +118,9 @@ def test_workers_that_fail_again_and_again_end_the_run(remote):
 
     ray.remote = doomed
     workers[0].dead = True
-    with pytest.raises(UserError, match=r"reward workers failed 3 times in a row \(cluster\.max_failures=3\)"):
+    with pytest.raises(
+        UserError, match=r"reward workers failed 3 times in a row \(cluster\.max_failures=3\)"
+    ):
         reward.score([episode(0)])
     assert len(said) == 2
     with pytest.raises(ConfigError, match=r"cluster\.reward_workers=2: .*changes in the run"):

@@ -1,4 +1,5 @@
-"""Collecting demonstrations: what a worker says when it cannot start reaches the user; a trained policy demonstrates."""
+"""Collecting demonstrations: what a worker says when it cannot start reaches the user; a trained
+policy demonstrates."""
 
 from __future__ import annotations
 
@@ -45,13 +46,18 @@ def test_a_simulator_that_cannot_be_built_says_why(tmp_path, simulator, error, t
     folder = tmp_path / "dataset"
     with pytest.raises(error, match=text):
         collect_demonstrations(
-            f"collect_workers:{simulator}", toy.ToyConfig(), ["reach_red"], CollectConfig(workers=1), seed=0, folder=folder,
+            f"collect_workers:{simulator}",
+            toy.ToyConfig(),
+            ["reach_red"],
+            CollectConfig(workers=1),
+            seed=0,
+            folder=folder,
             progress=lambda *_, **__: None,
-        )  # fmt: skip
+        )
     assert not folder.exists()
 
 
-# -------------------------------------------------------------------------------------------------- calls, other Pythons
+# ----------------------------------------------------------------------------- calls, other Pythons
 def test_calls_are_answered_in_order_and_their_errors_at_their_turn():
     with Calls(list, workers=2, died="it died") as calls:
         assert [answer for answer, _ in calls.ordered(double, [0, 1, 2, 5, 6])] == [0, 2, 4, 10, 12]
@@ -59,7 +65,8 @@ def test_calls_are_answered_in_order_and_their_errors_at_their_turn():
         assert [next(endless)[0] for _ in range(3)] == [0, 2, 4]
         with pytest.raises(ConfigError, match="three is too many"):
             next(endless)
-        assert calls.one(double, 7)[0] == 14  # what is still worked on for the other is nobody's answer
+        # what is still worked on for the other is nobody's answer
+        assert calls.one(double, 7)[0] == 14
         with pytest.raises(RuntimeError, match=r"KeyError: 'four'.*collect_workers\.py"):
             calls.one(double, 4)
         with pytest.raises(UserError, match="it died"):
@@ -90,7 +97,8 @@ class Sim(toy.ToyReach):
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    """A simulator of one name in two Pythons: here with a time limit of 5, there of 3. Returns the other Python."""
+    """A simulator of one name in two Pythons: here with a time limit of 5, there of 3. Returns
+    the other Python."""
     for name, horizon in (("here", 5), ("there", 3)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "planner_of_test_collect.py").write_text(PLUGIN.format(horizon=horizon))
@@ -100,9 +108,21 @@ def plugin(tmp_path, monkeypatch):
 
 
 def test_demonstrations_are_collected_under_slots_python(plugin, tmp_path):
-    """All attempts are kept, and none ends before its time limit: 2 episodes of 3 control steps there, of 5 here."""
-    words = ["run=toy", "env.type=planner_of_test_collect:Sim", "env.success_radius=1e-9", "phases=[collect]", "threads=1"]
-    words += ["collect.episodes_per_task=2", "sft.validation_episodes=0", "collect.only_success=false", "slots.workers=1"]
+    """All attempts are kept, and none ends before its time limit: 2 episodes of 3 control steps
+    there, of 5 here."""
+    words = [
+        "run=toy",
+        "env.type=planner_of_test_collect:Sim",
+        "env.success_radius=1e-9",
+        "phases=[collect]",
+        "threads=1",
+    ]
+    words += [
+        "collect.episodes_per_task=2",
+        "sft.validation_episodes=0",
+        "collect.only_success=false",
+        "slots.workers=1",
+    ]
     for python, steps in (("", 10), (plugin, 6)):
         config = compose([*words, f"output_dir={tmp_path}", f"name=toy_{steps}"])
         config.slots.python = python
@@ -112,16 +132,25 @@ def test_demonstrations_are_collected_under_slots_python(plugin, tmp_path):
 
 
 def test_the_machine_is_asked_under_slots_python(plugin):
-    config = compose(["run=toy", "env.type=planner_of_test_collect:Sim", "slots.workers=1", "output_dir=/tmp", "name=none"])
+    config = compose(
+        [
+            "run=toy",
+            "env.type=planner_of_test_collect:Sim",
+            "slots.workers=1",
+            "output_dir=/tmp",
+            "name=none",
+        ]
+    )
     preflight.check(config)
     config.slots.python = plugin
     with pytest.raises(MissingDependency, match="no planner there"):
         preflight.check(config)
 
 
-# ------------------------------------------------------------------------------------------------------ a trained policy
+# --------------------------------------------------------------------------------- a trained policy
 class Towards:
-    """Goes a fixed way, which reaches some targets: chunks of three control steps; its memory counts decisions."""
+    """Goes a fixed way, which reaches some targets: chunks of three control steps; its memory
+    counts decisions."""
 
     embodiment, chunk_length = toy.ToyReach().embodiment, 3
 
@@ -135,9 +164,18 @@ class Towards:
         self.decided += list(memory)
         high = torch.tensor(self.embodiment.action_high)
         numbers = torch.tensor([float(m) for m in memory])[:, None, None]
-        actions = (0.2 + 0.1 * torch.arange(3.0)[None, :, None] + 0.05 * numbers) * high * torch.ones(len(memory), 3, 1)
+        actions = (
+            (0.2 + 0.1 * torch.arange(3.0)[None, :, None] + 0.05 * numbers)
+            * high
+            * torch.ones(len(memory), 3, 1)
+        )
         valid = (torch.arange(3) < self.steps).expand(len(memory), 3)
-        return PolicyOutput(ActionChunk(actions, valid), torch.zeros(len(memory)), {}, memory=[m + 1 for m in memory])
+        return PolicyOutput(
+            ActionChunk(actions, valid),
+            torch.zeros(len(memory)),
+            {},
+            memory=[m + 1 for m in memory],
+        )
 
 
 @pytest.mark.parametrize("steps", [3, 2])
@@ -145,7 +183,11 @@ def test_a_policy_step_by_step_sends_what_it_sends_in_chunks(steps):
     env = InlineEnv(toy.ToyReach(toy.ToyConfig(horizon=7)), num_slots=2)
     episodes = [EpisodeSpec("reach_red", i, rollout_id=str(i)) for i in range(4)]
     chunked = RolloutEngine(env, Towards(steps)).collect(episodes, deterministic=True).trajectories
-    single = RolloutEngine(env, Stepwise(Towards(steps))).collect(episodes, deterministic=True).trajectories
+    single = (
+        RolloutEngine(env, Stepwise(Towards(steps)))
+        .collect(episodes, deterministic=True)
+        .trajectories
+    )
     for a, b in zip(chunked, single):
         assert b.actions.shape[1] == 1 and b.valid.all() and a.success == b.success
         assert torch.equal(a.actions[a.valid], b.actions[:, 0])
@@ -156,15 +198,28 @@ def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(
     env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=0.3)), num_slots=4)
     config = CollectConfig(episodes_per_task=3, oversample=2.0)
     found = collect_with_policy(
-        env, Towards(), env.tasks[:1], config, seed=0, folder=tmp_path / "d", progress=lambda *_, **__: None
+        env,
+        Towards(),
+        env.tasks[:1],
+        config,
+        seed=0,
+        folder=tmp_path / "d",
+        progress=lambda *_, **__: None,
     )
     dataset = load_demonstrations(tmp_path / "d", env.embodiment)
     assert found["episodes"] == len(dataset.episodes) == 3 and found["attempts"] >= 6
     assert all(e.success for e in dataset.episodes)
-    attempts = [EpisodeSpec("reach_red", i, "train", rollout_id=str(i)) for i in range(found["attempts"])]
-    rolled = RolloutEngine(env, Stepwise(Towards())).collect(attempts, deterministic=True).trajectories
+    attempts = [
+        EpisodeSpec("reach_red", i, "train", rollout_id=str(i)) for i in range(found["attempts"])
+    ]
+    rolled = (
+        RolloutEngine(env, Stepwise(Towards())).collect(attempts, deterministic=True).trajectories
+    )
     first_six = [t for t in rolled if t.success][:6]
-    jerks = sorted((mean_jerk(t.actions[:, 0].numpy(), env.embodiment) or 0.0, t.episode.init_state_id) for t in first_six)
+    jerks = sorted(
+        (mean_jerk(t.actions[:, 0].numpy(), env.embodiment) or 0.0, t.episode.init_state_id)
+        for t in first_six
+    )
     assert sorted(e.init_state_id for e in dataset.episodes) == sorted(i for _, i in jerks[:3])
 
 
@@ -192,12 +247,15 @@ def test_the_frozen_policy_acts_first_and_hands_over_at_a_random_control_step():
     for trajectory in found:
         first = int(trajectory.replay[BY_BASE].sum())
         assert trajectory.replay[BY_BASE].tolist() == [True] * first + [False] * (9 - first)
-        expected = [chunk_step(t) for t in range(first)] + [chunk_step(t) / 2.0 for t in range(9 - first)]
+        expected = [chunk_step(t) for t in range(first)] + [
+            chunk_step(t) / 2.0 for t in range(9 - first)
+        ]
         torch.testing.assert_close(trajectory.actions[:, 0], torch.tensor(expected)[:, None] * high)
         lengths.add(first)
     assert lengths <= set(range(7)) and len(lengths) > 3
     again = RolloutEngine(env, hybrid).collect(episodes[5:7]).trajectories
-    assert torch.equal(again[0].replay[BY_BASE], found[5].replay[BY_BASE])  # the episode's seed decides, not its slot
+    # the episode's seed decides, not its slot
+    assert torch.equal(again[0].replay[BY_BASE], found[5].replay[BY_BASE])
 
 
 def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_part(tmp_path):
@@ -219,11 +277,17 @@ def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_
     train, held = dataset.split(1, 1.0)
     assert torch.equal(torch.cat([train.by_base, held.by_base]), dataset.by_base)
     plain = CollectConfig(episodes_per_task=2)
-    collect_with_policy(env, Corrected(), env.tasks[:1], plain, **options | {"folder": tmp_path / "plain"})
+    collect_with_policy(
+        env, Corrected(), env.tasks[:1], plain, **options | {"folder": tmp_path / "plain"}
+    )
     with pytest.raises(UserError, match=r"sft\.base_part=false.*do not say who acted"):
         load_demonstrations(tmp_path / "plain", env.embodiment).without_base()
-    with pytest.raises(UserError, match=r"base_share=0\.2.*collect\.policy=there has none beneath it"):
-        collect_with_policy(env, Towards(), env.tasks[:1], config, **options | {"folder": tmp_path / "no"})
+    with pytest.raises(
+        UserError, match=r"base_share=0\.2.*collect\.policy=there has none beneath it"
+    ):
+        collect_with_policy(
+            env, Towards(), env.tasks[:1], config, **options | {"folder": tmp_path / "no"}
+        )
     with pytest.raises(ConfigError, match=r"collect\.base_share=0\.5 lets the policy beneath"):
         CollectConfig(base_share=0.5)
 
@@ -232,7 +296,12 @@ def test_a_policy_that_hardly_succeeds_is_no_demonstrator(tmp_path):
     env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=1e-6)), num_slots=8)
     with pytest.raises(UserError, match=r"solved only 0 of .* is no demonstrator"):
         collect_with_policy(
-            env, Towards(), env.tasks[:1], CollectConfig(episodes_per_task=2), seed=0, folder=tmp_path / "d",
+            env,
+            Towards(),
+            env.tasks[:1],
+            CollectConfig(episodes_per_task=2),
+            seed=0,
+            folder=tmp_path / "d",
             progress=lambda *_, **__: None,
-        )  # fmt: skip
+        )
     assert not (tmp_path / "d").exists()

@@ -1,4 +1,5 @@
-"""Composing and checking configurations: every shipped file composes, and every mistake is named with its remedy."""
+"""Composing and checking configurations: every shipped file composes, and every mistake is named
+with its remedy."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
-_OTHERS = ("run", "robot", "limits")  # no options of a run: whole runs; sessions with a robot and their limits
-OPTIONS = sorted((path.parent.name, path.stem) for path in config_dir().glob("*/*.yaml") if path.parent.name not in _OTHERS)
-OWN = '''
+# no options of a run: whole runs; sessions with a robot and their limits
+_OTHERS = ("run", "robot", "limits")
+OPTIONS = sorted(
+    (path.parent.name, path.stem)
+    for path in config_dir().glob("*/*.yaml")
+    if path.parent.name not in _OTHERS
+)
+OWN = """
     from dataclasses import dataclass, field
 
     class Reward:
@@ -57,7 +63,7 @@ OWN = '''
         @dataclass
         class Config:
             rate: float = 1.0
-'''
+"""
 
 
 def message(*overrides: str) -> str:
@@ -99,18 +105,27 @@ def test_every_option_that_the_core_asks_for_is_one_of_a_shipped_component(group
     """A misspelt one would be left at its default for ever."""
     configs = [build.config_class(group, name) for name in build.names(group)]
     known = {field.name for config in configs for field in dataclasses.fields(config)}
-    known |= {name for config in configs for name, _ in inspect.getmembers(config, lambda x: isinstance(x, property | bool))}
-    assert {field.name for field in dataclasses.fields(vars(questions)[f"{group.title()}Options"])} <= known
+    known |= {
+        name
+        for config in configs
+        for name, _ in inspect.getmembers(config, lambda x: isinstance(x, property | bool))
+    }
+    assert {
+        field.name for field in dataclasses.fields(vars(questions)[f"{group.title()}Options"])
+    } <= known
 
 
 def test_what_is_asked_is_read_from_what_there_is():
-    """Of an instance, a class or nothing; a value that is there counts, even one that means nothing."""
+    """Of an instance, a class or nothing; a value that is there counts, even one that means
+    nothing."""
 
     class Mine:
         gamma, learning_rate, unknown = 0.5, 0.0, 1
 
     for own in (Mine, Mine()):
-        assert questions.asked(own, questions.AlgorithmOptions) == questions.AlgorithmOptions(gamma=0.5, learning_rate=0.0)
+        assert questions.asked(own, questions.AlgorithmOptions) == questions.AlgorithmOptions(
+            gamma=0.5, learning_rate=0.0
+        )
     assert questions.asked(None, questions.EnvOptions) == questions.EnvOptions()
     assert questions.config_of(Mine) is None
     assert questions.EnvOptions().pixels == 0 and questions.EnvOptions(image_size=32).pixels == 32
@@ -134,7 +149,11 @@ def test_what_is_asked_is_read_from_what_there_is():
         ({"needs_valu": True}, questions.AdvantageClass, "needs_value"),
         ({"judge_frist": True}, questions.RewardClass, "judge_first"),
         ({"discount": 0.9, "gamma": 0.9}, questions.AlgorithmOptions, None),  # it is told apart
-        ({"reward_name": "x", "mirror": 1, "masks": 2, "minimum_learning_rate": 0.1}, questions.AlgorithmOptions, None),
+        (
+            {"reward_name": "x", "mirror": 1, "masks": 2, "minimum_learning_rate": 0.1},
+            questions.AlgorithmOptions,
+            None,
+        ),
         ({"camera": "front", "masks": 3}, questions.EnvOptions, None),
     ],
 )
@@ -144,7 +163,9 @@ def test_an_own_class_that_misspells_what_is_asked_is_told(declared, kind, meant
     if meant is None:
         build.refuse_misspelt(own, kind, "mine:Config")
         return
-    with pytest.raises(ConfigError, match=f"mine:Config has '{next(iter(declared))}'.* '{meant}': rename it"):
+    with pytest.raises(
+        ConfigError, match=f"mine:Config has '{next(iter(declared))}'.* '{meant}': rename it"
+    ):
         build.refuse_misspelt(own, kind, "mine:Config")
 
 
@@ -160,19 +181,53 @@ def test_the_default_run_is_the_quickstart():
 
 def test_overrides_reach_every_level():
     config = compose(["seed=3", "rl.iterations=7", "sft.augment.shift=2", "policy.chunk_length=4"])
-    assert (config.seed, config.rl.iterations, config.sft.augment.shift, config.policy.chunk_length) == (3, 7, 2, 4)
+    assert (
+        config.seed,
+        config.rl.iterations,
+        config.sft.augment.shift,
+        config.policy.chunk_length,
+    ) == (3, 7, 2, 4)
 
 
 def test_simplevla_recipe_is_the_paper_s():
     config = compose(["run=simplevla_grpo"])
     a, rl = config.algorithm, config.rl
-    assert (a.advantage, a.group_center, a.group_scale, a.normalize_advantage) == ("grpo", "mean", "std", "none")
-    assert (a.ratio_level, a.loss_aggregation, a.minibatch_unit) == ("token", "trajectory", "trajectory")
-    assert (a.clip_low, a.clip_high, a.dual_clip, a.kl_coef, a.entropy_coef) == (0.2, 0.28, None, 0.0, 0.0)
-    assert (a.epochs, a.minibatch_size, a.learning_rate, a.weight_decay, a.grad_clip) == (1, 128, 5e-6, 0.01, 1.0)
-    assert (rl.group_size, rl.episodes_per_iteration // rl.group_size, rl.dynamic_sampling) == (8, 64, True)
+    assert (a.advantage, a.group_center, a.group_scale, a.normalize_advantage) == (
+        "grpo",
+        "mean",
+        "std",
+        "none",
+    )
+    assert (a.ratio_level, a.loss_aggregation, a.minibatch_unit) == (
+        "token",
+        "trajectory",
+        "trajectory",
+    )
+    assert (a.clip_low, a.clip_high, a.dual_clip, a.kl_coef, a.entropy_coef) == (
+        0.2,
+        0.28,
+        None,
+        0.0,
+        0.0,
+    )
+    assert (a.epochs, a.minibatch_size, a.learning_rate, a.weight_decay, a.grad_clip) == (
+        1,
+        128,
+        5e-6,
+        0.01,
+        1.0,
+    )
+    assert (rl.group_size, rl.episodes_per_iteration // rl.group_size, rl.dynamic_sampling) == (
+        8,
+        64,
+        True,
+    )
     assert (rl.success_low, rl.success_high, rl.init_states) == (0.1, 0.9, 50)
-    assert (config.policy.temperature, config.reward.coefficient, config.critic) == (1.6, 5.0, build.NoConfig())
+    assert (config.policy.temperature, config.reward.coefficient, config.critic) == (
+        1.6,
+        5.0,
+        build.NoConfig(),
+    )
     assert config.evaluate.deterministic
 
 
@@ -184,14 +239,18 @@ def test_grpo_quickstart_differs_from_quickstart_in_the_algorithm_alone():
     assert grpo["rl"]["group_size"] > 1 and grpo["rl"]["dynamic_sampling"]
 
 
-# ------------------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 @pytest.mark.parametrize(
     ("override", "key", "hint"),
     [
         ("sede=1", "sede", "Did you mean 'seed'?"),
         ("rl.iteration=1", "rl.iteration", "Did you mean 'rl.iterations'?"),
         ("sft.augment.shfit=1", "sft.augment.shfit", "Did you mean 'sft.augment.shift'?"),
-        ("algorithm.learning_rat=1", "algorithm.learning_rat", "Did you mean 'algorithm.learning_rate'?"),
+        (
+            "algorithm.learning_rat=1",
+            "algorithm.learning_rat",
+            "Did you mean 'algorithm.learning_rate'?",
+        ),
         ("policy.chunk_lenght=1", "policy.chunk_lenght", "Did you mean 'policy.chunk_length'?"),
         ("polcy=nano", "polcy", "Did you mean 'policy'?"),
         ("policy_type=nano_vla", "policy_type", "Did you mean 'policy.type'?"),
@@ -240,11 +299,15 @@ def test_value_out_of_range_is_named_with_what_would_fit(override, parts):
     assert all(part in text for part in parts), text
 
 
-@pytest.mark.parametrize(("group", "option"), [("run", "quickstrat"), ("env", "libreo"), ("algorithm", "pp")])
+@pytest.mark.parametrize(
+    ("group", "option"), [("run", "quickstrat"), ("env", "libreo"), ("algorithm", "pp")]
+)
 def test_unknown_group_option_lists_the_available_ones(group, option):
     text = message(f"{group}={option}")
     available = sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
-    assert f"{group}={option} does not exist" in text and f"Available: {', '.join(available)}" in text
+    assert (
+        f"{group}={option} does not exist" in text and f"Available: {', '.join(available)}" in text
+    )
     if option == "quickstrat":
         assert "Did you mean run=quickstart?" in text
 
@@ -252,7 +315,9 @@ def test_unknown_group_option_lists_the_available_ones(group, option):
 @pytest.mark.parametrize("group", ["policy", "env", "reward", "algorithm", "critic"])
 def test_unknown_component_type_lists_the_registered_ones(group):
     text = message("~run", f"{group}.type=nonsense")
-    assert f"{group}.type is 'nonsense'" in text and all(name in text for name in build.names(group))
+    assert f"{group}.type is 'nonsense'" in text and all(
+        name in text for name in build.names(group)
+    )
 
 
 @pytest.mark.parametrize("override", ["seed", "quickstart", "rl.iterations"])
@@ -280,7 +345,7 @@ def test_malformed_component_in_a_saved_config(change, parts):
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-# ----------------------------------------------------------------------------------------------------------- round trips
+# -------------------------------------------------------------------------------------- round trips
 @pytest.mark.parametrize("name", RUNS)
 def test_tree_and_file_round_trips(name, tmp_path):
     config = compose([f"run={name}", "seed=5"])
@@ -305,7 +370,8 @@ def test_a_file_that_is_no_config_is_named(text, tmp_path):
     "words",
     [
         "run=toy",
-        "run=toy ++seed=3 ++rl={iterations:3} ++rl.iterations=4 ++tasks=[a,b] ++name=${output_dir}/x",
+        "run=toy ++seed=3 ++rl={iterations:3} ++rl.iterations=4 ++tasks=[a,b] "
+        "++name=${output_dir}/x",
         "++env.camera_size=32 run=toy_td3 algorithm=residual ++algorithm.critics.hidden=[8]",
         "~run env=toy ++env.horizon=9 ++sft={}",
         "run=toy env={horizon:9} ++env.horizon=8",
@@ -351,13 +417,15 @@ def test_composing_leaves_the_argument_alone_and_repeats():
     assert compose(overrides) == compose(overrides) and overrides == ["run=toy", "seed=2"]
 
 
-# ------------------------------------------------------------------------------------------------------------ own classes
+# -------------------------------------------------------------------------------------- own classes
 def test_a_user_s_own_class_brings_its_config(own_module):
     config = compose([f"reward.type={own_module}:Reward", "reward.scale=2.5"])
     assert config.reward.scale == 2.5
     reward = build.implementation("reward", config.reward_type)(config.reward)
     assert type(reward).__name__ == "Reward" and from_tree(to_tree(config)) == config
-    assert "Did you mean 'reward.scale'?" in message(f"reward.type={own_module}:Reward", "reward.scal=1")
+    assert "Did you mean 'reward.scale'?" in message(
+        f"reward.type={own_module}:Reward", "reward.scal=1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -367,7 +435,10 @@ def test_a_user_s_own_class_brings_its_config(own_module):
         ("own_plugins:Missing", ["no attribute 'Missing'"]),
         ("own_plugins:Bare", ["needs a class attribute 'Config'"]),
         ("own_plugins:Slip", ["Slip.Config has 'checkpiont'", "called 'checkpoint'"]),
-        ("own_plugins:Shaped", ["Shaped.Config.shaping has 'truncated_edn'", "called 'truncated_end'"]),
+        (
+            "own_plugins:Shaped",
+            ["Shaped.Config.shaping has 'truncated_edn'", "called 'truncated_end'"],
+        ),
     ],
 )
 def test_an_own_class_that_cannot_be_used_is_named(own_module, target, parts):
@@ -385,20 +456,28 @@ def test_a_potential_takes_no_discount_from_an_algorithm_that_names_none(own_mod
         refuse_potential(dataclasses.replace(shaping, **allowed), algorithm)
 
 
-GAMMAS = [  # of the algorithm, of the potential, and by the control step (both): whether both discount alike
-    (0.99, -1.0, False, False, ""), (0.99, 0.99, False, False, ""), (0.99, 0.99, True, True, ""),
-    (0.99, -1.0, True, False, ""), (1.0, 1.0, False, True, ""), (1.0, -1.0, False, True, ""),
-    (0.99, 1.0, False, False, "gamma=1 is not algorithm.gamma=0.99"), (0.99, 0.0, False, False, "gamma=0 is not"),
-    (0.99, 0.98, True, True, "gamma=0.98 is not"), (0.99, -1.0, False, True, "by the decision"),
+# of the algorithm, of the potential, and by the control step (both): whether both discount alike
+GAMMAS = [
+    (0.99, -1.0, False, False, ""),
+    (0.99, 0.99, False, False, ""),
+    (0.99, 0.99, True, True, ""),
+    (0.99, -1.0, True, False, ""),
+    (1.0, 1.0, False, True, ""),
+    (1.0, -1.0, False, True, ""),
+    (0.99, 1.0, False, False, "gamma=1 is not algorithm.gamma=0.99"),
+    (0.99, 0.0, False, False, "gamma=0 is not"),
+    (0.99, 0.98, True, True, "gamma=0.98 is not"),
+    (0.99, -1.0, False, True, "by the decision"),
     (0.99, 0.99, False, True, "by the decision"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("gamma, own, by_step, own_by_step, said", GAMMAS)
 def test_a_potential_discounts_as_the_algorithm_does(gamma, own, by_step, own_by_step, said):
-    """A worked example of why: two ways to one success, straight (s0, s2) or by a place of high potential (s0, s1, s1, s2).
-    With γ = 0.9 both are paid 0.9 and 0.729 for it, and a potential of 1 at s1 alone changes neither sum; with γ' = 1 in it,
-    the way round is paid 0.1 · (1 + 0.9) more, and wins."""
+    """A worked example of why: two ways to one success, straight (s0, s2) or by a place of high
+    potential (s0, s1, s1, s2). With γ = 0.9 both are paid 0.9 and 0.729 for it, and a potential of
+    1 at s1 alone changes neither sum; with γ' = 1 in it, the way round is paid 0.1 · (1 + 0.9)
+    more, and wins."""
     values, ways = {"s0": 0.0, "s1": 1.0, "s2": 0.0}, (["s0", "s2"], ["s0", "s1", "s1", "s2"])
 
     def paid(places, of_potential):
@@ -408,8 +487,16 @@ def test_a_potential_discounts_as_the_algorithm_does(gamma, own, by_step, own_by
 
     assert [paid(way, 0.9) for way in ways] == pytest.approx([0.9, 0.729])
     assert [paid(way, 1.0) for way in ways] == pytest.approx([0.9, 0.729 + 0.1 * 1.9])
-    config = compose(["reward=process", f"algorithm.gamma={gamma}", f"algorithm.gamma_per_control_step={by_step}"])
-    shaping = dataclasses.replace(config.reward.shaping, mode="potential", gamma=own, gamma_per_control_step=own_by_step)
+    config = compose(
+        [
+            "reward=process",
+            f"algorithm.gamma={gamma}",
+            f"algorithm.gamma_per_control_step={by_step}",
+        ]
+    )
+    shaping = dataclasses.replace(
+        config.reward.shaping, mode="potential", gamma=own, gamma_per_control_step=own_by_step
+    )
     if not said:
         return refuse_potential(shaping, config.algorithm)
     with pytest.raises(ConfigError, match=said):
@@ -430,20 +517,26 @@ def test_override_changes_a_finished_config_and_checks_it():
 
 
 def test_policy_overrides_beside_a_checkpoint_are_changes_of_its_policy(tmp_path):
-    config = compose(["run=toy", "checkpoint=somewhere", "policy.temperature=0.5", "++policy.soft_label_sigma=1"])
+    config = compose(
+        ["run=toy", "checkpoint=somewhere", "policy.temperature=0.5", "++policy.soft_label_sigma=1"]
+    )
     assert config.policy_changes == {"temperature": 0.5, "soft_label_sigma": 1.0}
     path = tmp_path / "config.yaml"
     save(config, path)
     assert override(load(path), ["policy.temperature=0.7", "seed=3"]).policy_changes == {
-        "temperature": 0.7, "soft_label_sigma": 1.0,
-    }  # fmt: skip
+        "temperature": 0.7,
+        "soft_label_sigma": 1.0,
+    }
     assert compose(["run=toy", "policy.temperature=0.5"]).policy_changes == {}  # nothing is loaded
     of_run = tmp_path / "checkpoints" / "rl"
-    assert config_of_checkpoint(of_run, None, []).policy_changes == {}  # its checkpoints hold the changes already
-    assert config_of_checkpoint(of_run, None, ["policy.temperature=0.7"]).policy_changes == {"temperature": 0.7}
+    # its checkpoints hold the changes already
+    assert config_of_checkpoint(of_run, None, []).policy_changes == {}
+    assert config_of_checkpoint(of_run, None, ["policy.temperature=0.7"]).policy_changes == {
+        "temperature": 0.7
+    }
 
 
-# ------------------------------------------------------------------------------------------------- a user's own files
+# ------------------------------------------------------------------------------- a user's own files
 MINE = """
 defaults:
   - env: toy
@@ -469,20 +562,38 @@ def mine(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("named", ["./mine.yaml", "mine.yaml", "{}/mine.yaml", "'mine.yaml'"])
 def test_a_file_of_ones_own_is_a_run(mine, named):
     config = compose([f"run={named.format(mine)}", "seed=3"])
-    assert (config.env_type, config.policy, config.rl.iterations) == ("toy", compose(["run=toy"]).policy, 7)
-    assert (config.name, config.seed, config.wandb.mode, config.sft.learning_rate) == ("mine", 3, "off", 2e-3)
-    assert config.rl.episodes_per_iteration == compose(["~run"]).rl.episodes_per_iteration  # nothing of another run
+    assert (config.env_type, config.policy, config.rl.iterations) == (
+        "toy",
+        compose(["run=toy"]).policy,
+        7,
+    )
+    assert (config.name, config.seed, config.wandb.mode, config.sft.learning_rate) == (
+        "mine",
+        3,
+        "off",
+        2e-3,
+    )
+    # nothing of another run
+    assert config.rl.episodes_per_iteration == compose(["~run"]).rl.episodes_per_iteration
     assert compose(["run=toy"]).rl.iterations == 20  # and no trace of it is left
 
 
 def test_a_file_of_ones_own_can_start_from_a_run_and_have_any_name(mine):
     folder = mine / "配置 (neu), v=1"
     folder.mkdir()
-    (folder / "grüße.yml").write_text("defaults: [{run: toy}, {policy: nano}]\nname: other\nrl: {iterations: 2}\n")
+    (folder / "grüße.yml").write_text(
+        "defaults: [{run: toy}, {policy: nano}]\nname: other\nrl: {iterations: 2}\n"
+    )
     config = compose([f"run={folder}/grüße.yml"])
-    assert (config.env_type, config.rl.iterations, config.rl.episodes_per_iteration) == ("toy", 2, 128)
+    assert (config.env_type, config.rl.iterations, config.rl.episodes_per_iteration) == (
+        "toy",
+        2,
+        128,
+    )
     assert config.name == "other" and config.policy == compose(["~run"]).policy
-    (mine / "short.yaml").write_text("# @package _global_\ndefaults:\n  - toy\n  - _self_\nseed: 5\n")
+    (mine / "short.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - toy\n  - _self_\nseed: 5\n"
+    )
     assert (compose(["run=short.yaml"]).seed, compose(["run=short.yaml"]).name) == (5, "short")
 
 
@@ -496,29 +607,43 @@ def test_a_folder_of_ones_own_adds_to_the_groups(mine):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / f"{name}.yaml").write_text(text)
     config = compose(["run=study"], folders=[folder])
-    assert (config.name, config.seed, config.rl.iterations, config.algorithm.clip_low) == ("study", 4, 3, 0.125)
+    assert (config.name, config.seed, config.rl.iterations, config.algorithm.clip_low) == (
+        "study",
+        4,
+        3,
+        0.125,
+    )
     with searching([folder]):
         assert compose(["run=toy", "algorithm=mine"]).algorithm.clip_low == 0.125
-        with pytest.raises(ConfigError, match=r"algorithm=miine does not exist. Did you mean algorithm=mine\?"):
+        with pytest.raises(
+            ConfigError, match=r"algorithm=miine does not exist. Did you mean algorithm=mine\?"
+        ):
             compose(["algorithm=miine"])
     with pytest.raises(ConfigError, match="algorithm=mine does not exist"):
         compose(["algorithm=mine"])
 
 
 def test_the_record_of_a_run_is_a_file_of_ones_own(mine):
-    config = compose(["run=mine.yaml", "algorithm=td3", "policy=small_toy", "critic=none", "name=first"])
+    config = compose(
+        ["run=mine.yaml", "algorithm=td3", "policy=small_toy", "critic=none", "name=first"]
+    )
     save(config, mine / "config.yaml")
     assert compose([f"run={mine}/config.yaml"]) == config
     again = compose([f"run={mine}/config.yaml", "algorithm.learning_rate=0.5", "name=second"])
     assert again.algorithm.learning_rate == 0.5 and again.name == "second"
-    with pytest.raises(ConfigError, match="record of a whole run, so that algorithm=ppo would change nothing"):
+    with pytest.raises(
+        ConfigError, match="record of a whole run, so that algorithm=ppo would change nothing"
+    ):
         compose([f"run={mine}/config.yaml", "algorithm=ppo"])
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("seed: 1\nrl:\n  iterrations: 3\n", ["mine.yaml, line 3: ", "'rl.iterrations'", "Did you mean 'rl.iterations'"]),
+        (
+            "seed: 1\nrl:\n  iterrations: 3\n",
+            ["mine.yaml, line 3: ", "'rl.iterrations'", "Did you mean 'rl.iterations'"],
+        ),
         ("sft:\n  updates: many\n", ["mine.yaml, line 2: ", "sft.updates = 'many'"]),
         ("seed: 1\nsede: 2\n", ["mine.yaml, line 2: ", "'sede'"]),
         ("rl: {iterations: -1}\n", ["mine.yaml, line 1: ", "rl.iterations"]),
@@ -555,10 +680,16 @@ def test_folders_that_hold_no_configs_of_ones_own(mine):
         compose([], folders=[mine])
     (mine / "run").mkdir()
     (mine / "run" / "toy.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match=r"run/toy.yaml has the name of a config of vla-rl .*rename it"):
+    with pytest.raises(
+        ConfigError, match=r"run/toy.yaml has the name of a config of vla-rl .*rename it"
+    ):
         compose([], folders=[mine])
     (mine / "run" / "toy.yaml").rename(mine / "run" / "one.yaml")
-    for name, text in {"one": "defaults: [two]\n", "two": "defaults: [three]\n", "three": "defaults: [two]\n"}.items():
+    for name, text in {
+        "one": "defaults: [two]\n",
+        "two": "defaults: [three]\n",
+        "three": "defaults: [two]\n",
+    }.items():
         (mine / "run" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
     with pytest.raises(ConfigError, match="lead in a circle"):
         compose(["run=one"], folders=[mine])

@@ -34,7 +34,20 @@ def test_torques_follow_the_operational_space_formulas() -> None:
     rotation, goal_rotation = (np.linalg.qr(rng.normal(size=(3, 3)))[0] for _ in range(2))
     rest = rng.normal(size=n)
     out, limits = np.zeros(n), np.tile([-1e9, 1e9], (n, 1))
-    arguments = (packed, address, parent, dofs, dofs, qpos, qvel, bias, jac_p, jac_r, position, rotation.reshape(9))
+    arguments = (
+        packed,
+        address,
+        parent,
+        dofs,
+        dofs,
+        qpos,
+        qvel,
+        bias,
+        jac_p,
+        jac_r,
+        position,
+        rotation.reshape(9),
+    )
     c._torques(*arguments, goal_position, goal_rotation, rest, limits, out)
 
     mass, jp, jr = full_mass[:n, :n], jac_p[:, :n], jac_r[:, :n]
@@ -43,9 +56,12 @@ def test_torques_follow_the_operational_space_formulas() -> None:
     force = c.KP * (goal_position - position) - kd * jac_p @ qvel
     error = 0.5 * sum(np.cross(rotation[:, i], goal_rotation[:, i]) for i in range(3))
     torque = c.KP * error - kd * jac_r @ qvel
-    wrench = np.concatenate([
-        np.linalg.inv(jp @ inverse @ jp.T) @ force, np.linalg.inv(jr @ inverse @ jr.T) @ torque,
-    ])  # fmt: skip
+    wrench = np.concatenate(
+        [
+            np.linalg.inv(jp @ inverse @ jp.T) @ force,
+            np.linalg.inv(jr @ inverse @ jr.T) @ torque,
+        ]
+    )
     null = np.eye(n) - inverse @ jac.T @ np.linalg.inv(jac @ inverse @ jac.T) @ jac
     k = c.NULLSPACE_KP
     pull = mass @ (k * (rest - qpos[:n]) - 2 * np.sqrt(k) * qvel[:n])
@@ -71,16 +87,24 @@ def test_rotation_matrix_turns_about_its_axis() -> None:
 @pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
 @pytest.mark.slow
 def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
-    """A whole grasp and lift under noise (with rotations for osc_pose), robosuite's `env.step` beside ours."""
+    """A whole grasp and lift under noise (with rotations for osc_pose), robosuite's `env.step`
+    beside ours."""
     from benchmarks.simulator.tabletop import same_start
     from sim.tabletop.scene import make_env
 
     cameras = ["agentview", "robot0_eye_in_hand"]
     simulator = open_simulator(controller=controller, camera_size=32)
     env = make_env(
-        "cube", controller, look="light", look_size=32, has_offscreen_renderer=True, use_camera_obs=True,
-        camera_names=cameras, camera_heights=32, camera_widths=32,
-    )  # fmt: skip
+        "cube",
+        controller,
+        look="light",
+        look_size=32,
+        has_offscreen_renderer=True,
+        use_camera_obs=True,
+        camera_names=cameras,
+        camera_heights=32,
+        camera_widths=32,
+    )
     env.reset()
     episode = EpisodeSpec("lift_cube", 3)
     same_start(simulator, env, episode)
@@ -102,7 +126,9 @@ def test_same_states_and_pixels_as_robosuite(controller: str) -> None:
         if steps % 8 == 0 or terminated:
             for camera in cameras:
                 picture = env.sim.render(32, 32, camera_name=camera)[::-1]
-                differences.append(np.abs(picture.astype(int) - result.observation.images[camera]).max())
+                differences.append(
+                    np.abs(picture.astype(int) - result.observation.images[camera]).max()
+                )
     assert steps > 15
     assert max(differences) <= (0 if controller == "osc_position" else 2)
     env.close()

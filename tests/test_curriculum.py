@@ -58,7 +58,10 @@ def test_systematic_sampling_rounds_the_expected_counts(n, seed):
 
 
 def test_systematic_sampling_is_unbiased():
-    p, generator = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64), torch.Generator().manual_seed(0)
+    p, generator = (
+        torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64),
+        torch.Generator().manual_seed(0),
+    )
     counts = Counter(i for _ in range(1500) for i in systematic_sample(p, 2, generator))
     for i, x in enumerate(p.tolist()):
         assert counts[i] / 3000 == pytest.approx(x, abs=0.03)
@@ -101,7 +104,8 @@ def test_window_forgets_old_outcomes_and_unseen_items_have_their_strategys_rate(
     c.record(ITEMS[0], 4, 4)
     assert float(c.success_rates()[0]) == 1.0
     c.record(ITEMS[0], 0, 2)
-    assert float(c.success_rates()[0]) == pytest.approx(4 / 6)  # six trials: dropping four would leave too few
+    # six trials: dropping four would leave too few
+    assert float(c.success_rates()[0]) == pytest.approx(4 / 6)
     c.record(ITEMS[0], 0, 2)
     assert float(c.success_rates()[0]) == 0.0
     assert Curriculum(CurriculumConfig("frontier"), ITEMS).success_rates().tolist() == [0.5] * 5
@@ -123,7 +127,9 @@ def test_resume_continues_with_the_same_proposals(strategy):
     b = Curriculum(CurriculumConfig(strategy), ITEMS)
     b.load_state_dict(json.loads(json.dumps(a.state_dict())))
     for seed in range(5):
-        assert a.propose(7, torch.Generator().manual_seed(seed)) == b.propose(7, torch.Generator().manual_seed(seed))
+        assert a.propose(7, torch.Generator().manual_seed(seed)) == b.propose(
+            7, torch.Generator().manual_seed(seed)
+        )
     assert a.metrics() == b.metrics()
 
 

@@ -1,4 +1,5 @@
-"""Demonstration datasets: what is written is what is read, by us and by lerobot; bad folders give one clear error."""
+"""Demonstration datasets: what is written is what is read, by us and by lerobot; bad folders
+give one clear error."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import torch
 
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment
-from vla_rl.data.lerobot_writer import DemonstrationWriter, encode_png, feature_statistics, image_statistics
+from vla_rl.data.lerobot_writer import (
+    DemonstrationWriter,
+    encode_png,
+    feature_statistics,
+    image_statistics,
+)
 from vla_rl.data.sources import check_folder
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import CameraSpec, EmbodimentSpec
@@ -39,16 +45,26 @@ LENGTHS = (7, 4, 9)
 
 def episode(number: int, length: int) -> dict:
     rng = np.random.default_rng(number)
-    images = {c.name: rng.integers(0, 256, (length, c.height, c.width, 3), dtype=np.uint8) for c in SPEC.cameras}
+    images = {
+        c.name: rng.integers(0, 256, (length, c.height, c.width, 3), dtype=np.uint8)
+        for c in SPEC.cameras
+    }
     proprio = rng.normal(size=(length, 4)).astype(np.float32)
     actions = rng.normal(size=(length, 3)).astype(np.float32)
-    return {"images": images, "proprio": proprio, "actions": actions, "instruction": f"task {number % 2}"}
+    return {
+        "images": images,
+        "proprio": proprio,
+        "actions": actions,
+        "instruction": f"task {number % 2}",
+    }
 
 
 def write(path, video=False):
     with DemonstrationWriter(path, SPEC, video=video) as writer:
         for i, n in enumerate(LENGTHS):
-            writer.add_episode(**episode(i, n), success=i != 1, task_id=f"t{i % 2}", init_state_id=100 + i)
+            writer.add_episode(
+                **episode(i, n), success=i != 1, task_id=f"t{i % 2}", init_state_id=100 + i
+            )
     return path
 
 
@@ -89,7 +105,8 @@ def test_chunks_stop_at_the_episode_end(folder):
     observation, actions, valid = data.at(torch.tensor([0, 5, 6, 7]))
     assert valid.tolist() == [[True] * 3, [True, True, False], [True, False, False], [True] * 3]
     assert torch.equal(actions[0], data.actions[0:3])
-    assert torch.equal(actions[1], data.actions[[5, 6, 6]])  # the last action repeats, never the next episode's
+    # the last action repeats, never the next episode's
+    assert torch.equal(actions[1], data.actions[[5, 6, 6]])
     assert torch.equal(actions[2], data.actions[[6, 6, 6]])
     assert observation.instruction == ("task 0", "task 0", "task 0", "task 1")
     assert torch.equal(observation.images["wrist"], data.images["wrist"][[0, 5, 6, 7]])
@@ -106,7 +123,8 @@ def test_sampling_follows_the_generator_and_covers_everything(folder):
 
 
 def test_what_is_not_worth_imitating_is_not_drawn(folder):
-    """Its actions still follow in the chunks of the steps before it, and it stays what it was in a part of the data."""
+    """Its actions still follow in the chunks of the steps before it, and it stays what it was in
+    a part of the data."""
     data = load_demonstrations(folder, chunk_length=2)
     data.worth = torch.arange(len(data)) % 3 != 1
     wanted = data.proprio[data.worth]
@@ -117,7 +135,9 @@ def test_what_is_not_worth_imitating_is_not_drawn(folder):
     assert torch.equal(data.at(torch.tensor([0]))[1][0], data.actions[:2])
     part, _ = data.split(0)
     last = data.episodes[-1]
-    kept = data.subset([None] * (len(data.episodes) - 1) + [torch.ones(last.length, dtype=torch.bool)])
+    kept = data.subset(
+        [None] * (len(data.episodes) - 1) + [torch.ones(last.length, dtype=torch.bool)]
+    )
     assert part.worth is data.worth and torch.equal(kept.worth, data.worth[last.start :])
 
 
@@ -141,7 +161,8 @@ def test_the_last_episodes_of_each_task_are_kept_out(folder):
     """Episodes 0, 1, 2 of tasks t0, t1, t0 and lengths 7, 4, 9."""
     data = load_demonstrations(folder, SPEC)
     train, validation = data.split(1, largest_share=0.5)
-    assert [e.init_state_id for e in train.episodes] == [100, 101]  # t1 has one alone: half of it is none
+    # t1 has one alone: half of it is none
+    assert [e.init_state_id for e in train.episodes] == [100, 101]
     assert [e.init_state_id for e in validation.episodes] == [102]
     assert torch.equal(validation.actions, data.actions[11:]) and len(train) == 11
     assert validation.evenly(3)[1][:, 0].tolist() == data.actions[[11, 15, 19]].tolist()
@@ -151,7 +172,9 @@ def test_the_last_episodes_of_each_task_are_kept_out(folder):
 
 def test_statistics(folder):
     data = load_demonstrations(folder)
-    values = np.concatenate([episode(i, n)["actions"] for i, n in enumerate(LENGTHS)]).astype(np.float64)
+    values = np.concatenate([episode(i, n)["actions"] for i, n in enumerate(LENGTHS)]).astype(
+        np.float64
+    )
     stats = data.statistics["action"]
     assert np.allclose(stats["mean"], values.mean(0)) and np.allclose(stats["std"], values.std(0))
     assert np.allclose(stats["q01"], np.quantile(values, 0.01, axis=0))
@@ -164,7 +187,9 @@ def test_statistics(folder):
     for key, expected in (("min", scaled.min(0)), ("max", scaled.max(0)), ("mean", scaled.mean(0))):
         assert np.allclose(found[key].ravel(), expected)
     assert np.allclose(found["std"].ravel(), scaled.std(0))
-    assert np.allclose(found["q50"].ravel(), np.quantile(scaled, 0.5, axis=0, method="inverted_cdf"))
+    assert np.allclose(
+        found["q50"].ravel(), np.quantile(scaled, 0.5, axis=0, method="inverted_cdf")
+    )
     assert feature_statistics(np.ones((1, 2)))["std"].tolist() == [0.0, 0.0]
 
 
@@ -178,7 +203,9 @@ def test_lerobot_loads_what_we_write(tmp_path, monkeypatch, video):
         lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
         path = write(tmp_path / "demos", video)
         ours = load_demonstrations(path, SPEC)
-        theirs = lerobot.LeRobotDataset("local/demos", root=path, video_backend="pyav", tolerance_s=1e-3)
+        theirs = lerobot.LeRobotDataset(
+            "local/demos", root=path, video_backend="pyav", tolerance_s=1e-3
+        )
         assert (len(theirs), theirs.num_episodes, theirs.fps) == (sum(LENGTHS), len(LENGTHS), 20)
         stats = theirs.meta.stats
         assert np.allclose(stats["action"]["mean"], ours.statistics["action"]["mean"])
@@ -190,9 +217,15 @@ def test_lerobot_loads_what_we_write(tmp_path, monkeypatch, video):
             )
             assert item["task"] == ours.at(torch.tensor([i]))[0].instruction[0]
             for camera in SPEC.camera_names:
-                pixels = (item[f"observation.images.{camera}"] * 255).round().to(torch.uint8).permute(1, 2, 0)
+                pixels = (
+                    (item[f"observation.images.{camera}"] * 255)
+                    .round()
+                    .to(torch.uint8)
+                    .permute(1, 2, 0)
+                )
                 gap = (pixels.int() - ours.images[camera][i].int()).abs().float().mean()
-                assert gap < 3 if video else gap == 0  # two decoders convert YUV to RGB a little differently
+                # two decoders convert YUV to RGB a little differently
+                assert gap < 3 if video else gap == 0
 
 
 def test_we_load_what_lerobot_writes(tmp_path, monkeypatch):
@@ -203,21 +236,33 @@ def test_we_load_what_lerobot_writes(tmp_path, monkeypatch):
         lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
         from vla_rl.data.lerobot_format import lerobot_features
 
-        features = {k: v for k, v in lerobot_features(SPEC).items() if k.startswith(("observation", "action"))}
+        features = {
+            k: v
+            for k, v in lerobot_features(SPEC).items()
+            if k.startswith(("observation", "action"))
+        }
         features = {k: v | {"shape": tuple(v["shape"])} for k, v in features.items()}
-        theirs = lerobot.LeRobotDataset.create("local/x", 20, features, root=tmp_path / "x", use_videos=False)
+        theirs = lerobot.LeRobotDataset.create(
+            "local/x", 20, features, root=tmp_path / "x", use_videos=False
+        )
         for i in range(2):
             e = episode(i, 3)
             for t in range(3):
                 frame = {f"observation.images.{c}": v[t] for c, v in e["images"].items()}
-                frame |= {"observation.state": e["proprio"][t], "action": e["actions"][t], "task": e["instruction"]}
+                frame |= {
+                    "observation.state": e["proprio"][t],
+                    "action": e["actions"][t],
+                    "task": e["instruction"],
+                }
                 theirs.add_frame(frame)
             theirs.save_episode()
         theirs.finalize()
     data = load_demonstrations(tmp_path / "x", SPEC, 2)
     assert np.array_equal(data.images["front"][3:].numpy(), episode(1, 3)["images"]["front"])
     assert np.array_equal(data.actions[:3].numpy(), episode(0, 3)["actions"])
-    assert [e.instruction for e in data.episodes] == ["task 0", "task 1"] and data.episodes[0].success is None
+    assert [e.instruction for e in data.episodes] == ["task 0", "task 1"] and data.episodes[
+        0
+    ].success is None
     with pytest.raises(DatasetError, match="does not say which robot"):
         load_demonstrations(tmp_path / "x")
 
@@ -230,46 +275,92 @@ def test_we_load_what_lerobot_06_adds(tmp_path, monkeypatch, video):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
-        language = pytest.importorskip("lerobot.datasets.language", reason="columns of language came with lerobot 0.6")
+        language = pytest.importorskip(
+            "lerobot.datasets.language", reason="columns of language came with lerobot 0.6"
+        )
         from vla_rl.data.lerobot_format import lerobot_features
 
-        kept = {k: v for k, v in lerobot_features(SPEC, video).items() if k.startswith(("observation", "action"))}
-        features = {k: {n: x for n, x in v.items() if n != "info"} | {"shape": tuple(v["shape"])} for k, v in kept.items()}
-        depth = {"shape": (64, 64, 1), "names": ["height", "width", "channels"], "info": {"is_depth_map": True}}
-        features["observation.images.front_depth"] = {"dtype": "video" if video else "image", **depth}
+        kept = {
+            k: v
+            for k, v in lerobot_features(SPEC, video).items()
+            if k.startswith(("observation", "action"))
+        }
+        features = {
+            k: {n: x for n, x in v.items() if n != "info"} | {"shape": tuple(v["shape"])}
+            for k, v in kept.items()
+        }
+        depth = {
+            "shape": (64, 64, 1),
+            "names": ["height", "width", "channels"],
+            "info": {"is_depth_map": True},
+        }
+        features["observation.images.front_depth"] = {
+            "dtype": "video" if video else "image",
+            **depth,
+        }
         from lerobot.configs.video import RGBEncoderConfig
 
         h264 = RGBEncoderConfig(vcodec="h264")  # (that of AV1 ends the process at so few pixels)
         create = lerobot.LeRobotDataset.create
-        theirs = create("local/x", 20, features, root=tmp_path / "x", use_videos=video, rgb_encoder=h264)
+        theirs = create(
+            "local/x", 20, features, root=tmp_path / "x", use_videos=video, rgb_encoder=h264
+        )
         e = episode(0, 3)
         for t in range(3):
             frame = {f"observation.images.{c}": v[t] for c, v in e["images"].items()}
             frame["observation.images.front_depth"] = np.full((64, 64, 1), 1000 + t, np.uint16)
-            frame |= {"observation.state": e["proprio"][t], "action": e["actions"][t], "task": e["instruction"]}
+            frame |= {
+                "observation.state": e["proprio"][t],
+                "action": e["actions"][t],
+                "task": e["instruction"],
+            }
             theirs.add_frame(frame)
         theirs.save_episode()
         theirs.finalize()
-    told = {"role": "user", "content": "now lift", "style": "subtask", "timestamp": 0.0, "camera": None, "tool_calls": None}
+    told = {
+        "role": "user",
+        "content": "now lift",
+        "style": "subtask",
+        "timestamp": 0.0,
+        "camera": None,
+        "tool_calls": None,
+    }
     file, info = tmp_path / "x/data/chunk-000/file-000.parquet", tmp_path / "x/meta/info.json"
     pyarrow = pytest.importorskip("pyarrow.parquet") and pytest.importorskip("pyarrow")
     table = pyarrow.parquet.read_table(file)
     text, number = pyarrow.string(), pyarrow.float32()
-    fields = {"role": text, "content": text, "style": text, "timestamp": number, "camera": text, "tool_calls": text}
+    fields = {
+        "role": text,
+        "content": text,
+        "style": text,
+        "timestamp": number,
+        "camera": text,
+        "tool_calls": text,
+    }
     assert set(fields) == set(language.PERSISTENT_ROW_FIELDS)
     column = pyarrow.array([[told]] * 3, pyarrow.list_(pyarrow.struct(list(fields.items()))))
     pyarrow.parquet.write_table(table.append_column(language.LANGUAGE_PERSISTENT, column), file)
     written = json.loads(info.read_text())
-    written["features"][language.LANGUAGE_PERSISTENT] = {"dtype": "language", "shape": [1], "names": None}
+    written["features"][language.LANGUAGE_PERSISTENT] = {
+        "dtype": "language",
+        "shape": [1],
+        "names": None,
+    }
     info.write_text(json.dumps(written))
     if video:
-        assert {"video.crf", "video.preset"} & set(written["features"]["observation.images.front"]["info"])
+        assert {"video.crf", "video.preset"} & set(
+            written["features"]["observation.images.front"]["info"]
+        )
     data = load_demonstrations(tmp_path / "x", SPEC, 2)
-    assert np.array_equal(data.actions.numpy(), e["actions"]) and set(data.images) == set(SPEC.camera_names)
+    assert np.array_equal(data.actions.numpy(), e["actions"]) and set(data.images) == set(
+        SPEC.camera_names
+    )
     assert video or np.array_equal(data.images["front"].numpy(), e["images"]["front"])
     assert not any(report.errors for report in check_folder(tmp_path / "x", SPEC))
     deep = dataclasses.replace(SPEC, cameras=(CameraSpec("front_depth", 64, 64),))
-    with pytest.raises(EmbodimentMismatch, match="camera front_depth: expected colours, the dataset has depth"):
+    with pytest.raises(
+        EmbodimentMismatch, match="camera front_depth: expected colours, the dataset has depth"
+    ):
         load_demonstrations(tmp_path / "x", deep)
 
 
@@ -406,5 +497,7 @@ def test_a_missing_feature_shows_both_sides(tmp_path):
     info = json.loads((path / "meta/info.json").read_text())
     del info["features"]["observation.state"]
     (path / "meta/info.json").write_text(json.dumps(info))
-    with pytest.raises(EmbodimentMismatch, match=r"observation.state: expected.*gripper_open.*no such feature"):
+    with pytest.raises(
+        EmbodimentMismatch, match=r"observation.state: expected.*gripper_open.*no such feature"
+    ):
         load_demonstrations(path, SPEC)

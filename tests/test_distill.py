@@ -1,4 +1,5 @@
-"""One-step and few-step students: what they start as, what they learn, and the command that makes them."""
+"""One-step and few-step students: what they start as, what they learn, and the command that
+makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from test_denoising import DIFFUSION, FORMS, SPEC, make, observe, rollouts
 
 from benchmarks.policy import denoising as heads
 from benchmarks.policy.inputs import bench_embodiment
-from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, predict_action, same_noise_loss
+from policies.denoising.consistency import (
+    ConsistencyConfig,
+    ConsistencyVLA,
+    Grid,
+    predict_action,
+    same_noise_loss,
+)
 from policies.denoising.expert import ActionExpert
 from policies.denoising.policy import DenoisingVLA
 from policies.trunk.noise import counter_normals
@@ -42,8 +49,12 @@ def test_student_of_a_flow_starts_as_one_euler_step_of_its_teacher():
     assert trainable == {"expert"}
 
 
-@pytest.mark.parametrize(("form", "steps", "method"), [("flow_sde", 1, "same_noise"), ("ddim", 2, "lcm")])
-def test_student_is_a_policy_that_acts_and_is_saved(form: str, steps: int, method: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("form", "steps", "method"), [("flow_sde", 1, "same_noise"), ("ddim", 2, "lcm")]
+)
+def test_student_is_a_policy_that_acts_and_is_saved(
+    form: str, steps: int, method: str, tmp_path: Path
+):
     student = make(**FORMS[form]).make_student(steps, method).eval()
     assert not isinstance(student, LikelihoodPolicy) and not isinstance(student, DistillablePolicy)
     check_policy(student, observe(4))
@@ -68,7 +79,8 @@ def test_a_student_that_acted_follows_new_weights():
 
 
 def test_lcm_parametrisation_by_hand():
-    """σ = 0.5, s = 10·t: at t = 0.1, c_skip = 0.25/1.25 and c_out = 1/√1.25; at t = 0 the identity."""
+    """σ = 0.5, s = 10·t: at t = 0.1, c_skip = 0.25/1.25 and c_out = 1/√1.25; at t = 0 the
+    identity."""
     expert = ActionExpert(2, 3, 8, 8, 1, 2, 4)
     torch.nn.init.normal_(expert.action_out.weight)
     cache = [(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4))]
@@ -78,11 +90,14 @@ def test_lcm_parametrisation_by_hand():
     guess = predict_action(expert, "sample", x, t, t, modulation, cache)
     torch.testing.assert_close(guess, 0.2 * x + output / 1.25**0.5)
     for kind in ("sample", "velocity"):
-        torch.testing.assert_close(predict_action(expert, kind, x, zero, zero, modulation, cache), x)
+        torch.testing.assert_close(
+            predict_action(expert, kind, x, zero, zero, modulation, cache), x
+        )
 
 
 def test_several_steps_follow_the_line_between_action_and_noise():
-    """A student that always answers with the same action ends at it, whatever the number of steps."""
+    """A student that always answers with the same action ends at it, whatever the number of
+    steps."""
     teacher = make(**(DIFFUSION | {"prediction": "sample"}))
     student = teacher.make_student(4)
     with torch.no_grad():
@@ -122,13 +137,22 @@ def test_same_noise_loss_counts_every_point_of_the_grid():
 
 @pytest.mark.parametrize(
     ("form", "steps", "method"),
-    [("flow_sde", 1, "same_noise"), ("ddim", 2, "same_noise"), ("flow_sde", 2, "lcm"), ("ddim", 1, "lcm")],
+    [
+        ("flow_sde", 1, "same_noise"),
+        ("ddim", 2, "same_noise"),
+        ("flow_sde", 2, "lcm"),
+        ("ddim", 1, "lcm"),
+    ],
 )
 def test_students_come_closer_to_their_teacher(form: str, steps: int, method: str):
     teacher, observation = make(scale=1.0, **FORMS[form]), observe(6)
     student = teacher.make_student(steps, method)
-    optimizer = torch.optim.AdamW([p for p in student.parameters() if p.requires_grad], lr=5e-3, weight_decay=0.0)
-    trunk = {name: p.clone() for name, p in student.named_parameters() if not name.startswith("expert")}
+    optimizer = torch.optim.AdamW(
+        [p for p in student.parameters() if p.requires_grad], lr=5e-3, weight_decay=0.0
+    )
+    trunk = {
+        name: p.clone() for name, p in student.named_parameters() if not name.startswith("expert")
+    }
     generator, errors = torch.Generator().manual_seed(0), []
     for _ in range(30):
         loss, metrics = student.distillation_loss(observation, teacher, generator, noises=4)
@@ -138,15 +162,20 @@ def test_students_come_closer_to_their_teacher(form: str, steps: int, method: st
         student.after_update(0.8)
         errors.append(metrics["action_error"])
     assert sum(errors[-5:]) / 5 < 0.7 * sum(errors[:3]) / 3
-    assert all(torch.equal(p, trunk[name]) for name, p in student.named_parameters() if name in trunk)
+    assert all(
+        torch.equal(p, trunk[name]) for name, p in student.named_parameters() if name in trunk
+    )
 
 
 def test_student_beside_rl_learns_and_is_taken_over():
     policy = make(**FORMS["student"])
     ppo = PPO(PPOConfig(advantage="grpo", learning_rate=3e-3, epochs=5), policy)
-    assert torch.equal(policy.student.action_out.weight, policy.expert.action_out.weight), "it starts as a copy"
+    assert torch.equal(policy.student.action_out.weight, policy.expert.action_out.weight), (
+        "it starts as a copy"
+    )
     batch = rollouts(policy)
-    alike = dataclasses.replace(batch, rewards=torch.zeros_like(batch.rewards))  # no advantage: the teacher stays
+    # no advantage: the teacher stays
+    alike = dataclasses.replace(batch, rewards=torch.zeros_like(batch.rewards))
     teacher = policy.expert.action_out.weight.clone()
     losses = [ppo.update(alike)["ppo/auxiliary_loss"] for _ in range(3)]
     assert losses[-1] < 0.7 * losses[0] and torch.equal(policy.expert.action_out.weight, teacher)
@@ -174,7 +203,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"policy\.method.*same_noise"):
         ConsistencyConfig(method="progressive")
     with pytest.raises(ConfigError, match="step_times"):
-        ConsistencyConfig(denoising_steps=2, step_times=[1.0], step_signals=[0.0], step_noises=[1.0])
+        ConsistencyConfig(
+            denoising_steps=2, step_times=[1.0], step_signals=[0.0], step_noises=[1.0]
+        )
     with pytest.raises(ConfigError, match="steps is 0"):
         DistillConfig(steps=0)
     with pytest.raises(ValueError, match="1 seeds for 2"):
@@ -189,15 +220,32 @@ def test_bench_compares_equal_outputs():
     assert "plain teacher" in heads.text(result)
 
 
-# -------------------------------------------------------------------------------------------------------------- command
+# ------------------------------------------------------------------------------------------ command
 def toy_run(folder: Path) -> Path:
     """The checkpoint of an untrained flow policy in a run folder of the toy task."""
     tree = configs.to_tree(configs.compose(["run=toy", f"output_dir={folder}"]))
-    sizes = ("chunk_length", "stem_channels", "stem_kernels", "stem_strides", "vit_width", "vit_heads", "vit_depth", "merge")
+    sizes = (
+        "chunk_length",
+        "stem_channels",
+        "stem_kernels",
+        "stem_strides",
+        "vit_width",
+        "vit_heads",
+        "vit_depth",
+        "merge",
+    )
     tree["policy"] = {
-        "type": "denoising_vla", **{k: tree["policy"][k] for k in sizes}, "llm_width": 16, "llm_depth": 1, "llm_heads": 2,
-        "llm_mlp": 16, "expert_width": 16, "expert_mlp": 16, "expert_depth": 1, "denoising_steps": 2,
-    }  # fmt: skip
+        "type": "denoising_vla",
+        **{k: tree["policy"][k] for k in sizes},
+        "llm_width": 16,
+        "llm_depth": 1,
+        "llm_heads": 2,
+        "llm_mlp": 16,
+        "expert_width": 16,
+        "expert_mlp": 16,
+        "expert_depth": 1,
+        "denoising_steps": 2,
+    }
     tree["slots"] |= {"workers": 0, "slots_per_worker": 4}
     config = configs.from_tree(tree)
     env = open_env(config)
@@ -212,7 +260,12 @@ def toy_run(folder: Path) -> Path:
 def test_the_start_of_rl_is_also_measured_with_sampled_actions(tmp_path: Path):
     checkpoint = toy_run(tmp_path)
     recorded = configs.load(checkpoint.parent.parent / "config.yaml")
-    changes = [f"checkpoint={checkpoint}", "name=start", "phases=[eval_sft]", "evaluate.deterministic=true"]
+    changes = [
+        f"checkpoint={checkpoint}",
+        "name=start",
+        "phases=[eval_sft]",
+        "evaluate.deterministic=true",
+    ]
     small = ["evaluate.episodes_per_task=3", "evaluate.video_episodes=0", "wandb=false"]
     folder = run_pipeline(configs.override(recorded, [*changes, *small]))
     phase = json.loads((folder / "phases.json").read_text())["eval_sft"]
@@ -223,12 +276,25 @@ def test_the_start_of_rl_is_also_measured_with_sampled_actions(tmp_path: Path):
 
 def test_distill_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     checkpoint = toy_run(tmp_path)
-    command = ["distill", str(checkpoint), "--episodes", "3", "--updates", "4", "--evaluate-episodes", "3"]
+    command = [
+        "distill",
+        str(checkpoint),
+        "--episodes",
+        "3",
+        "--updates",
+        "4",
+        "--evaluate-episodes",
+        "3",
+    ]
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
     student = load_policy(checkpoint.with_name("sft_student1"), policy_class)
     assert isinstance(student, ConsistencyVLA) and student.config.denoising_steps == 1
     record = json.loads((tmp_path / "out.json").read_text())
-    assert record["observations"] > 3 and record["action_error"] >= 0 and record["method"] == "same_noise"
+    assert (
+        record["observations"] > 3
+        and record["action_error"] >= 0
+        and record["method"] == "same_noise"
+    )
     assert record["teacher"]["total"]["episodes"] == record["student"]["total"]["episodes"] == 3
     capsys.readouterr()
     assert main(["distill", str(checkpoint.with_name("sft_student1"))]) == 2
@@ -238,7 +304,9 @@ def test_distill_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(("form", "method"), [("flow_sde", "same_noise"), ("ddim", "lcm")])
-def test_an_interrupted_student_goes_on_as_if_nothing_had_happened(form: str, method: str, tmp_path: Path, monkeypatch):
+def test_an_interrupted_student_goes_on_as_if_nothing_had_happened(
+    form: str, method: str, tmp_path: Path, monkeypatch
+):
     settings = DistillConfig(steps=2, method=method, updates=6, batch_size=3, noises=2)
 
     def student_of(teacher: DenoisingVLA) -> ConsistencyVLA:
@@ -247,7 +315,9 @@ def test_an_interrupted_student_goes_on_as_if_nothing_had_happened(form: str, me
 
     teacher, seen = make(**FORMS[form]), observe(8)
     whole = student_of(teacher)
-    figures = train_student(whole, teacher, seen, settings, tmp_path / "whole", Progress(), checkpoint_every=2)
+    figures = train_student(
+        whole, teacher, seen, settings, tmp_path / "whole", Progress(), checkpoint_every=2
+    )
 
     calls = 0
     forward = ConsistencyVLA.distillation_loss
@@ -261,9 +331,19 @@ def test_an_interrupted_student_goes_on_as_if_nothing_had_happened(form: str, me
 
     monkeypatch.setattr(ConsistencyVLA, "distillation_loss", cut)
     with pytest.raises(KeyboardInterrupt):
-        train_student(student_of(teacher), teacher, seen, settings, tmp_path / "cut", Progress(), checkpoint_every=2)
+        train_student(
+            student_of(teacher),
+            teacher,
+            seen,
+            settings,
+            tmp_path / "cut",
+            Progress(),
+            checkpoint_every=2,
+        )
     again = student_of(teacher)
-    resumed = train_student(again, teacher, seen, settings, tmp_path / "cut", Progress(), checkpoint_every=2)
+    resumed = train_student(
+        again, teacher, seen, settings, tmp_path / "cut", Progress(), checkpoint_every=2
+    )
     assert calls == 4 + 4 and resumed == figures  # from the checkpoint after two updates
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight, rtol=0, atol=0)
@@ -276,7 +356,15 @@ def test_distill_goes_on_with_the_same_teacher_and_settings_alone(
 ):
     checkpoint = toy_run(tmp_path)
     partial = checkpoint.with_name("sft_student1.partial")
-    command = ["distill", str(checkpoint), "--episodes", "3", "--evaluate-episodes", "0", "--updates"]
+    command = [
+        "distill",
+        str(checkpoint),
+        "--episodes",
+        "3",
+        "--evaluate-episodes",
+        "0",
+        "--updates",
+    ]
 
     def cut(*_, **__):
         raise KeyboardInterrupt
@@ -284,9 +372,12 @@ def test_distill_goes_on_with_the_same_teacher_and_settings_alone(
     with monkeypatch.context() as patch:
         patch.setattr("vla_rl.run.distill.train_student", cut)
         main([*command, "4"])
-    assert (partial / "rollouts" / "state.json").exists() and not checkpoint.with_name("sft_student1").exists()
+    assert (partial / "rollouts" / "state.json").exists() and not checkpoint.with_name(
+        "sft_student1"
+    ).exists()
     with monkeypatch.context() as patch:
-        patch.setattr("vla_rl.run.distill.roll_out", cut)  # the teacher's episodes are there already
+        # the teacher's episodes are there already
+        patch.setattr("vla_rl.run.distill.roll_out", cut)
         assert main([*command, "4"]) == 0
     assert "going on from" in capsys.readouterr().out and not partial.exists()
     with monkeypatch.context() as patch:

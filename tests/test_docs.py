@@ -24,21 +24,38 @@ from vla_rl.types import Observation, Trajectory
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT / "docs" / "README.md"
 PURPOSEFUL = sorted({*(ROOT / "docs").rglob("*.md")} - {INDEX})
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", INDEX, *PURPOSEFUL]
-KINDS = {"tutorials": "Tutorial", "how_to": "How-to guide", "reference": "Reference", "explanation": "Explanation",
-         "results": "Results", "architecture.md": "Explanation"}  # fmt: skip
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    INDEX,
+    *PURPOSEFUL,
+]
+KINDS = {
+    "tutorials": "Tutorial",
+    "how_to": "How-to guide",
+    "reference": "Reference",
+    "explanation": "Explanation",
+    "results": "Results",
+    "architecture.md": "Explanation",
+}
 MADE_ELSEWHERE = {"docs/images/report.png"}  # a screenshot of a real run
 
 
 @pytest.fixture
 def examples(tmp_path, monkeypatch):
-    """The Python files of examples/ and those that README.md and docs/how_to/adding_your_own.md print, importable."""
+    """The Python files of examples/ and those that README.md and docs/how_to/adding_your_own.md
+    print, importable."""
     for file in (ROOT / "examples").glob("my_*.py"):
         (tmp_path / file.name).write_text(file.read_text())
     for page in (ROOT / "README.md", ROOT / "docs" / "how_to" / "adding_your_own.md"):
-        for name, code in re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.M | re.S):
+        for name, code in re.findall(
+            r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.M | re.S
+        ):
             example = ROOT / "examples" / f"{name}.py"
-            assert not example.exists() or example.read_text() == code, f"{page.name} and {example} differ"
+            assert not example.exists() or example.read_text() == code, (
+                f"{page.name} and {example} differ"
+            )
             (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
@@ -56,7 +73,12 @@ def test_the_env_keeps_the_contract_and_demonstrates(examples):
     collect = build.attribute(build.env_entry("my_env:Center").collect)
     rng = np.random.default_rng(0)
     demonstrations = [
-        collect(make("env", "my_env:Center"), EpisodeSpec("center", i), noise_std=CollectConfig().action_noise, rng=rng)
+        collect(
+            make("env", "my_env:Center"),
+            EpisodeSpec("center", i),
+            noise_std=CollectConfig().action_noise,
+            rng=rng,
+        )
         for i in range(20)
     ]
     assert sum(d["success"] for d in demonstrations) >= 19
@@ -65,7 +87,9 @@ def test_the_env_keeps_the_contract_and_demonstrates(examples):
 def test_the_policy_keeps_the_contract(examples):
     embodiment = make("env", "my_env:Center").embodiment
     config = build.config_class("policy", "my_policy:GaussianPolicy")()
-    policy = build.implementation("policy", "my_policy:GaussianPolicy").from_statistics(config, embodiment, {}, {})
+    policy = build.implementation("policy", "my_policy:GaussianPolicy").from_statistics(
+        config, embodiment, {}, {}
+    )
     check_policy(policy)
     again = type(policy).from_config_dict(policy.config_dict(), embodiment, policy.extra_files())
     again.load_state_dict(policy.state_dict())
@@ -77,10 +101,18 @@ def test_the_reward_pays_success_and_costs_effort(examples):
     assert isinstance(reward, RewardModel)
     seen = Observation({}, torch.zeros(2, 1), ("x", "x"))
     trajectory = Trajectory(
-        episode=EpisodeSpec("center", 0), observations=seen, final_observation=seen[0:1],
-        actions=torch.ones(2, 2, 3), valid=torch.tensor([[True, True], [True, False]]), rewards=torch.zeros(2, 2),
-        behavior_log_prob=torch.zeros(2, 2, 3), replay={}, terminated=True, truncated=False, success=True,
-    )  # fmt: skip
+        episode=EpisodeSpec("center", 0),
+        observations=seen,
+        final_observation=seen[0:1],
+        actions=torch.ones(2, 2, 3),
+        valid=torch.tensor([[True, True], [True, False]]),
+        rewards=torch.zeros(2, 2),
+        behavior_log_prob=torch.zeros(2, 2, 3),
+        replay={},
+        terminated=True,
+        truncated=False,
+        success=True,
+    )
     torch.testing.assert_close(reward.score([trajectory])[0], torch.tensor([-1.0, 0.5]))
 
 
@@ -92,19 +124,38 @@ def test_the_critic_values_privileged_state(examples):
 
 
 def test_the_advantage_and_the_algorithm_learn_inside_a_run(examples, tmp_path):
-    small = ["run=toy", "collect.episodes_per_task=6", "sft.updates=3", "sft.validation_episodes=1", "rl.iterations=2",
-             "rl.episodes_per_iteration=8", "evaluate.episodes_per_task=4", "evaluate.video_episodes=0",
-             "critic=none"]  # fmt: skip
-    own = ["algorithm.advantage=my_advantage:CentredReturns", "algorithm.critic_warmup_iterations=0"]
+    small = [
+        "run=toy",
+        "collect.episodes_per_task=6",
+        "sft.updates=3",
+        "sft.validation_episodes=1",
+        "rl.iterations=2",
+        "rl.episodes_per_iteration=8",
+        "evaluate.episodes_per_task=4",
+        "evaluate.video_episodes=0",
+        "critic=none",
+    ]
+    own = [
+        "algorithm.advantage=my_advantage:CentredReturns",
+        "algorithm.critic_warmup_iterations=0",
+    ]
     folder = run_pipeline(compose([*small, *own, f"output_dir={tmp_path}", "name=advantage"]))
     assert "ppo/return_mean" in read_metrics(folder / "metrics.jsonl")[-2]
-    own = ["algorithm=ppo", "algorithm.type=my_algorithm:ClonedSuccess", "algorithm.start_decisions=8"]
+    own = [
+        "algorithm=ppo",
+        "algorithm.type=my_algorithm:ClonedSuccess",
+        "algorithm.start_decisions=8",
+    ]
     folder = run_pipeline(compose([*small, *own, f"output_dir={tmp_path}", "name=algorithm"]))
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
-    assert [r["replay/episodes"] for r in rows] == [6 + 8, 6 + 16] and rows[-1]["replay/updates"] >= 4
+    assert [r["replay/episodes"] for r in rows] == [6 + 8, 6 + 16] and rows[-1][
+        "replay/updates"
+    ] >= 4
     assert 0 < rows[-1]["clone/share"] <= 1
     page = (folder / "report.html").read_text()
-    assert "Share that was rewarded" in page.partition("All other metrics")[0] and "Only" not in page
+    assert (
+        "Share that was rewarded" in page.partition("All other metrics")[0] and "Only" not in page
+    )
 
 
 def test_the_collector_collects_inside_a_run(examples, tmp_path, monkeypatch):
@@ -116,17 +167,33 @@ def test_the_collector_collects_inside_a_run(examples, tmp_path, monkeypatch):
         return plain(self, plan, **options)
 
     monkeypatch.setattr(RolloutEngine, "collect", collect)
-    own = ["run=toy", "algorithm=filtered_bc", "collector.type=my_collector:Calm", "collector.every=4"]
-    own += ["phases=[collect,sft,rl]", "collect.episodes_per_task=6", "sft.updates=3", "sft.validation_episodes=1"]
-    folder = run_pipeline(compose([*own, "rl.iterations=2", "rl.episodes_per_iteration=8", f"output_dir={tmp_path}"]))
+    own = [
+        "run=toy",
+        "algorithm=filtered_bc",
+        "collector.type=my_collector:Calm",
+        "collector.every=4",
+    ]
+    own += [
+        "phases=[collect,sft,rl]",
+        "collect.episodes_per_task=6",
+        "sft.updates=3",
+        "sft.validation_episodes=1",
+    ]
+    folder = run_pipeline(
+        compose([*own, "rl.iterations=2", "rl.episodes_per_iteration=8", f"output_dir={tmp_path}"])
+    )
     assert [(len(plan), calm) for plan, calm in asked] == [(2, True), (6, False)] * 2
     assert len({rollout for plan, _ in asked for rollout in plan}) == 16
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
-    assert [r["engine/episodes"] for r in rows] == [8, 8] and [r["episodes"] for r in rows] == [8, 16]
+    assert [r["engine/episodes"] for r in rows] == [8, 8] and [r["episodes"] for r in rows] == [
+        8,
+        16,
+    ]
 
 
 def commands() -> list[str]:
-    """The overrides of every ``vla-rl train``, ``collect`` and ``quickstart`` line of the pages, once each.
+    """The overrides of every ``vla-rl train``, ``collect`` and ``quickstart`` line of the pages,
+    once each.
 
     Not those of docs/results: what was measured was run at the commit that stands beside it.
     """
@@ -134,9 +201,17 @@ def commands() -> list[str]:
     for page in (page for page in PAGES if page.parent.name != "results"):
         text = page.read_text().replace("\\\n", " ").replace("'", "")
         text = re.sub(r"\n +(?=[a-z_]+\.[a-z_]+=)", " ", text)  # a command that YAML folds
-        for line in re.findall(r"vla-rl (?:train|collect|quickstart)((?: +[~\w.]+(?:=[^\s`|]+)?)+)", text):
+        for line in re.findall(
+            r"vla-rl (?:train|collect|quickstart)((?: +[~\w.]+(?:=[^\s`|]+)?)+)", text
+        ):
             given = [o for o in line.split() if "=" in o or o.startswith("~")]
-            found.append(" ".join(o for o in given if o == "dataset=FOLDER" or ("NAME" not in o and "FOLDER" not in o)))
+            found.append(
+                " ".join(
+                    o
+                    for o in given
+                    if o == "dataset=FOLDER" or ("NAME" not in o and "FOLDER" not in o)
+                )
+            )
     return sorted({line for line in found if line})
 
 
@@ -151,7 +226,9 @@ def test_links_lead_somewhere(page):
         if target.startswith("http"):
             continue
         path = (page.parent / target).resolve()
-        assert path.exists() or str(path.relative_to(ROOT)) in MADE_ELSEWHERE, f"{page.name} links to {target}"
+        assert path.exists() or str(path.relative_to(ROOT)) in MADE_ELSEWHERE, (
+            f"{page.name} links to {target}"
+        )
 
 
 @pytest.mark.parametrize("page", PURPOSEFUL, ids=lambda p: str(p.relative_to(ROOT)))
@@ -166,7 +243,10 @@ def test_the_head_says_what_the_page_is_for(page):
 
 
 def test_the_index_leads_to_every_page():
-    found = {(INDEX.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", INDEX.read_text())}
+    found = {
+        (INDEX.parent / target).resolve()
+        for target in re.findall(r"\]\(([^)#\s]+)", INDEX.read_text())
+    }
     assert {page for page in PURPOSEFUL if page not in found} == set()
 
 

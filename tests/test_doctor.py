@@ -1,4 +1,5 @@
-"""The doctor: findings name what is wrong and how to fix it, and nothing it tries can hang, crash or ask."""
+"""The doctor: findings name what is wrong and how to fix it, and nothing it tries can hang,
+crash or ask."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_finds_this_machine(checks):
     } <= set(by_name)
     assert all(c.fix for c in checks if c.status == FAIL)
     gl = [by_name[f"gl:{b}"].status for b in module.GL_BACKENDS]
-    assert exit_status(checks) == int(OK not in gl or by_name["robosuite"].status != OK or by_name["gl"].status != OK)
+    assert exit_status(checks) == int(
+        OK not in gl or by_name["robosuite"].status != OK or by_name["gl"].status != OK
+    )
     text = render(checks)
     assert all(c.name in text and c.detail in text for c in checks)
 
@@ -54,7 +57,9 @@ def test_exit_status_follows_the_core():
     for i in range(len(good)):
         bad = [*good[:i], Check(good[i].name, FAIL, "broken", "repair it"), *good[i + 1 :]]
         assert exit_status(bad) == 1
-        assert f"cannot run yet: {good[i].name} is not in order" in render(bad) and "→ repair it" in render(bad)
+        assert f"cannot run yet: {good[i].name} is not in order" in render(
+            bad
+        ) and "→ repair it" in render(bad)
     assert exit_status(good[1:]) == 1
 
 
@@ -86,12 +91,20 @@ def test_nothing_optional_installed(monkeypatch):
         ("lerobot", "0.4.3", "libero", "lerobot 0.4.3 is outside of", "[lerobot]'"),
         ("ray", "2.9.0", "ray", "ray 2.9.0 is outside of >=2.60", "[ray]'"),
         ("torch", "2.5.1", "torch", "torch 2.5.1 is outside of >=2.6", "pip install 'torch>=2.6'"),
-        ("numpy", "1.25.2", "packages", "numpy 1.25.2 is outside of >=1.26", "pip install 'numpy>=1.26'"),
+        (
+            "numpy",
+            "1.25.2",
+            "packages",
+            "numpy 1.25.2 is outside of >=1.26",
+            "pip install 'numpy>=1.26'",
+        ),
         ("mujoco", "3.1.6", "robosuite", "mujoco 3.1.6 is outside of >=3.2", "[sim]'"),
         ("pyarrow", None, "packages", "not installed: pyarrow", "pip install 'pyarrow>=16'"),
     ],
 )
-def test_a_version_that_vla_rl_is_not_made_for_gets_no_tick(monkeypatch, package, version, finding, said, fix):
+def test_a_version_that_vla_rl_is_not_made_for_gets_no_tick(
+    monkeypatch, package, version, finding, said, fix
+):
     if package not in module._wanted():
         pytest.skip("vla-rl is not installed as a package here")
     real = module._version
@@ -99,7 +112,9 @@ def test_a_version_that_vla_rl_is_not_made_for_gets_no_tick(monkeypatch, package
     if finding == "packages":
         check = module.check_packages()
     else:
-        check = module.in_range(Check(finding, OK, "fine"), module._STANDS_ON.get(finding, (finding,)))
+        check = module.in_range(
+            Check(finding, OK, "fine"), module._STANDS_ON.get(finding, (finding,))
+        )
     assert check.status == FAIL and said in check.detail and check.fix.endswith(fix)
 
 
@@ -166,16 +181,29 @@ def test_libero_never_asks(monkeypatch, tmp_path):
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     missing = module.check_env("libero")
-    assert missing.status == FAIL and "assets" in missing.detail and missing.fix == "vla-rl libero assets"
+    assert (
+        missing.status == FAIL
+        and "assets" in missing.detail
+        and missing.fix == "vla-rl libero assets"
+    )
     (tmp_path / "elsewhere" / "scenes").mkdir(parents=True)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text(f"assets: {tmp_path / 'elsewhere'}\n")
     found = module.check_env("libero")
     assert found.status == OK and "1 task files" in found.detail and "libero" not in sys.modules
-    assert "MuJoCo 3.3.2, own assets (" in found.detail and "not comparable with published ones" in found.detail
-    monkeypatch.setattr(fidelity, "version_of", lambda name, python="": "3.8.1" if name == "mujoco" else "1.4.0")
+    assert (
+        "MuJoCo 3.3.2, own assets (" in found.detail
+        and "not comparable with published ones" in found.detail
+    )
+    monkeypatch.setattr(
+        fidelity, "version_of", lambda name, python="": "3.8.1" if name == "mujoco" else "1.4.0"
+    )
     newer = module.check_env("libero")
-    assert newer.status == FAIL and "with MuJoCo 3.8.1" in newer.detail and "pip install 'mujoco>=3.2,<3.3.3'" in newer.fix
+    assert (
+        newer.status == FAIL
+        and "with MuJoCo 3.8.1" in newer.detail
+        and "pip install 'mujoco>=3.2,<3.3.3'" in newer.fix
+    )
 
 
 def test_memory_and_disk(monkeypatch, tmp_path):
@@ -191,9 +219,13 @@ def test_free_memory_is_read_in_one_place(monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "_MEMINFO", file)
     assert devices.free_memory_bytes() == 0 and cacheable_bytes() == math.inf, "no Linux"
     for text, free in (
-        ("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     300 kB\n", 300 * 1024), ("MemTotal: 900 kB\n", 0),
-        ("MemAvailable:\n", 0), ("MemAvailable: x kB\n", 0), ("", 0), ("nothing\n", 0),
-    ):  # fmt: skip
+        ("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     300 kB\n", 300 * 1024),
+        ("MemTotal: 900 kB\n", 0),
+        ("MemAvailable:\n", 0),
+        ("MemAvailable: x kB\n", 0),
+        ("", 0),
+        ("nothing\n", 0),
+    ):
         file.write_text(text)
         assert devices.free_memory_bytes() == free
         assert cacheable_bytes() == (free / 2 if free else math.inf)

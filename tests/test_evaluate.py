@@ -33,7 +33,8 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput
 
 
 class Seeker:
-    """Reads both goals from the image and goes to the named one; ``ignore_text`` makes it always go to red."""
+    """Reads both goals from the image and goes to the named one; ``ignore_text`` makes it always
+    go to red."""
 
     chunk_length = 4
 
@@ -48,11 +49,18 @@ class Seeker:
         actions = torch.zeros(len(observation), 4, 2)
         for i, text in enumerate(observation.instruction):
             blob = image[i, :, :, 0 if self.ignore_text or "red" in text else 2] ** 2
-            goal = torch.stack([(blob.sum(0) * centres).sum(), -(blob.sum(1) * centres).sum()]) / blob.sum()
+            goal = (
+                torch.stack([(blob.sum(0) * centres).sum(), -(blob.sum(1) * centres).sum()])
+                / blob.sum()
+            )
             for t in range(4):
-                actions[i, t] = ((goal - observation.proprio[i]) / 0.02 - actions[i, :t].sum(0)).clamp(-1, 1)
+                actions[i, t] = (
+                    (goal - observation.proprio[i]) / 0.02 - actions[i, :t].sum(0)
+                ).clamp(-1, 1)
         shape = actions.shape[:2]
-        return PolicyOutput(ActionChunk(actions, torch.ones(shape, dtype=torch.bool)), torch.zeros(shape), {})
+        return PolicyOutput(
+            ActionChunk(actions, torch.ones(shape, dtype=torch.bool)), torch.zeros(shape), {}
+        )
 
 
 def make_engine(ignore_text=False, repeatable=True, slots=5, **config):
@@ -73,7 +81,9 @@ def test_episodes_are_fixed_and_held_out():
     config = EvaluateConfig(episodes_per_task=4)
     episodes = evaluation_episodes(tasks, config)
     assert episodes == evaluation_episodes(tasks, config)
-    assert {e.split for e in episodes} == {"held_out"} and len({e.rollout_id for e in episodes}) == 8
+    assert {e.split for e in episodes} == {"held_out"} and len(
+        {e.rollout_id for e in episodes}
+    ) == 8
     assert [e.init_state_id for e in episodes if e.task_id == "reach_red"] == [0, 1, 2, 3]
     assert [e.instruction_index for e in episodes if e.task_id == "reach_red"] == [0, 1, 0, 1]
     other = evaluation_episodes(tasks, dataclasses.replace(config, seed=1))
@@ -83,16 +93,31 @@ def test_episodes_are_fixed_and_held_out():
 
 def test_figures(results):
     good, bad = results
-    assert good.success_rate == 1.0 and good.episodes == 20 and good.interval == wilson_interval(20, 20)
+    assert (
+        good.success_rate == 1.0
+        and good.episodes == 20
+        and good.interval == wilson_interval(20, 20)
+    )
     tasks = bad.per_task()
     assert tasks["reach_red"]["successes"] == 10 and tasks["reach_blue"]["successes"] == 0
     assert bad.success_rate == 0.5 and tasks["reach_blue"]["control_steps"] == 20
     assert tasks["reach_blue"]["control_steps_to_success"] is None
-    assert good.control_steps == sum(o.control_steps for o in good.outcomes) == good.engine["control_steps"]
+    assert (
+        good.control_steps
+        == sum(o.control_steps for o in good.outcomes)
+        == good.engine["control_steps"]
+    )
     assert all(o.decisions == -(-o.control_steps // 4) for o in good.outcomes)
-    assert {o.failure for o in good.outcomes} == {""} and good.per_task()["reach_red"]["failures"] == {}
-    assert {(o.task_id, o.failure) for o in bad.outcomes} == {("reach_red", ""), ("reach_blue", "wrong_object")}
-    assert tasks["reach_red"]["failures"] == {} and tasks["reach_blue"]["failures"] == {"wrong_object": 10}
+    assert {o.failure for o in good.outcomes} == {""} and good.per_task()["reach_red"][
+        "failures"
+    ] == {}
+    assert {(o.task_id, o.failure) for o in bad.outcomes} == {
+        ("reach_red", ""),
+        ("reach_blue", "wrong_object"),
+    }
+    assert tasks["reach_red"]["failures"] == {} and tasks["reach_blue"]["failures"] == {
+        "wrong_object": 10
+    }
     assert bad.to_dict()["total"]["failures"] == {"wrong_object": 10}
     assert good.seconds_per_decision > 0 and good.latency_s > 0
     assert {o.instruction for o in good.outcomes} == {
@@ -122,16 +147,28 @@ def test_progress_counts_over_portions(monkeypatch):
 
 def test_failures_are_counted_in_order():
     def outcomes(*kinds):
-        return [EpisodeOutcome("t", i, "go", kind is None, 10, 2, failure=kind or "") for i, kind in enumerate(kinds)]
+        return [
+            EpisodeOutcome("t", i, "go", kind is None, 10, 2, failure=kind or "")
+            for i, kind in enumerate(kinds)
+        ]
 
     some = outcomes("dropped", "out_of_time", None, "never_reached", "dropped")
-    assert list(count_failures(some).items()) == [("never_reached", 1), ("dropped", 2), ("out_of_time", 1)]
-    assert list(count_failures(outcomes("", "dropped", "")).items()) == [("dropped", 1), ("not told", 2)]
-    assert count_failures(outcomes("", "", None)) == {} == count_failures([])  # an env that never tells
+    assert list(count_failures(some).items()) == [
+        ("never_reached", 1),
+        ("dropped", 2),
+        ("out_of_time", 1),
+    ]
+    assert list(count_failures(outcomes("", "dropped", "")).items()) == [
+        ("dropped", 1),
+        ("not told", 2),
+    ]
+    # an env that never tells
+    assert count_failures(outcomes("", "", None)) == {} == count_failures([])
 
 
 def test_one_clip_of_each_failure(monkeypatch, tmp_path):
-    """The first episode of a kind, in whichever portion it ran; with episodes that are in the grid, too."""
+    """The first episode of a kind, in whichever portion it ran; with episodes that are in the
+    grid, too."""
     pytest.importorskip("av")
     import vla_rl.evaluation.evaluate as module
 
@@ -146,7 +183,9 @@ def test_one_clip_of_each_failure(monkeypatch, tmp_path):
     assert len(clip.frames) == 21 and not clip.success
     stale = tmp_path / "sft_failure_dropped.mp4"
     stale.write_bytes(b"of an earlier evaluation")
-    assert write_failure_videos(result, tmp_path / "sft.mp4") == {"wrong_object": tmp_path / "sft_failure_wrong_object.mp4"}
+    assert write_failure_videos(result, tmp_path / "sft.mp4") == {
+        "wrong_object": tmp_path / "sft_failure_wrong_object.mp4"
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["sft_failure_wrong_object.mp4"]
     everything = evaluate(engine, engine.env.tasks, dataclasses.replace(config, video_episodes=6))
     assert everything.failure_clips["wrong_object"] is everything.clips[1]  # replayed once
@@ -164,7 +203,8 @@ def test_save_and_load(results, tmp_path):
     older = json.loads(text)
     for o in older["outcomes"]:
         del o["failure"]
-    assert EvaluationResult.from_dict(older).to_dict()["total"]["failures"] == {}  # of before failures were told
+    # of before failures were told
+    assert EvaluationResult.from_dict(older).to_dict()["total"]["failures"] == {}
     (tmp_path / "x.json").write_text("{}")
     for name in ("x.json", "missing.json"):
         with pytest.raises(UserError, match="not an evaluation result"):
@@ -173,7 +213,12 @@ def test_save_and_load(results, tmp_path):
 
 def test_table(results):
     text = results[1].table()
-    assert "reach_red" in text and "10/10 = 100%" in text and "0/10 = 0%" in text and "all tasks" in text
+    assert (
+        "reach_red" in text
+        and "10/10 = 100%" in text
+        and "0/10 = 0%" in text
+        and "all tasks" in text
+    )
     assert "10/20 = 50%" in text and "29.9% – 70.1%" in text and "max_step/s³" in text
     assert "failures: 10 wrong object" in text and "failures" not in results[0].table()
     one = dataclasses.replace(results[0], outcomes=results[0].outcomes[::2])
@@ -182,7 +227,11 @@ def test_table(results):
 
 def test_success_is_logged_in_all_and_of_each_of_several_tasks(results):
     _, bad = results
-    assert bad.metrics() == {"eval/success": 0.5, "eval/success/reach_red": 1.0, "eval/success/reach_blue": 0.0}
+    assert bad.metrics() == {
+        "eval/success": 0.5,
+        "eval/success/reach_red": 1.0,
+        "eval/success/reach_blue": 0.0,
+    }
     one = dataclasses.replace(bad, outcomes=[o for o in bad.outcomes if o.task_id == "reach_red"])
     assert one.metrics() == {"eval/success": 1.0}
 
@@ -190,7 +239,9 @@ def test_success_is_logged_in_all_and_of_each_of_several_tasks(results):
 def test_tasks_that_fell_are_told_from_chance(results):
     def solved(**losses):  # of 10 episodes each
         outcomes = [
-            EpisodeOutcome(task, i, "go", i >= lost, 10, 2) for task, lost in sorted(losses.items()) for i in range(10)
+            EpisodeOutcome(task, i, "go", i >= lost, 10, 2)
+            for task, lost in sorted(losses.items())
+            for i in range(10)
         ]
         return dataclasses.replace(results[0], outcomes=outcomes)
 
@@ -199,7 +250,8 @@ def test_tasks_that_fell_are_told_from_chance(results):
 
     start = solved(a=0, b=0, c=0)
     assert fallen(start, solved(a=6, b=0, c=0)) == []  # p = 0.03, and there are three tasks
-    assert fallen(start, solved(a=6, b=8, c=9)) == ["c", "b", "a"]  # the last of three may have 0.05
+    # the last of three may have 0.05
+    assert fallen(start, solved(a=6, b=8, c=9)) == ["c", "b", "a"]
     assert set(fallen(solved(a=0, b=9, c=0), solved(a=8, b=0, c=6))) == {"a", "c"}  # b rose
     assert fallen(solved(a=0), solved(a=10)) == []  # one task: the comparison of all says it
 
@@ -207,9 +259,17 @@ def test_tasks_that_fell_are_told_from_chance(results):
 def test_compare(results):
     good, bad = results
     c = compare(bad, good)
-    assert (c.trials, c.only_b, c.only_a, c.both) == (20, 10, 0, 10) and c.significant and c.difference == 0.5
+    assert (
+        (c.trials, c.only_b, c.only_a, c.both) == (20, 10, 0, 10)
+        and c.significant
+        and c.difference == 0.5
+    )
     text = comparison_text(c, "SFT", "RL")
-    assert "RL − SFT: +50 points on the same 20 episodes" in text and "more than chance" in text and "p = 0.002" in text
+    assert (
+        "RL − SFT: +50 points on the same 20 episodes" in text
+        and "more than chance" in text
+        and "p = 0.002" in text
+    )
     assert "within what chance" in comparison_text(compare(good, good))
     assert fallen_text(c) == "" and compare(good, bad).to_dict()["fallen_tasks"] == ["reach_blue"]
     fell = "Lower than before by more than chance explains: reach_blue (10 to 0 of 10)."
@@ -245,7 +305,7 @@ def test_bad_config():
         evaluate(engine, [])
 
 
-# --------------------------------------------------------------------------------------------------------------- videos
+# ------------------------------------------------------------------------------------------- videos
 def test_clips_show_every_control_step(results):
     pytest.importorskip("av")
     good = results[0]
@@ -256,13 +316,19 @@ def test_clips_show_every_control_step(results):
 
 
 def test_clips_fall_back_to_decisions():
-    """A real robot is never moved again for a video, and a simulator that is not deterministic is noticed."""
+    """A real robot is never moved again for a video, and a simulator that is not deterministic
+    is noticed."""
     engine = make_engine(repeatable=False)
-    run = engine.collect(evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=1)), deterministic=True)
+    run = engine.collect(
+        evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=1)),
+        deterministic=True,
+    )
     engine.env.start = None  # any attempt to replay would fail
     t = run.trajectories[0]
     clip = make_clips(engine.env, run.trajectories)[0]
-    assert len(clip.frames) == len(t) + 1 and clip.hz == pytest.approx(10 * len(t) / t.num_control_steps)
+    assert len(clip.frames) == len(t) + 1 and clip.hz == pytest.approx(
+        10 * len(t) / t.num_control_steps
+    )
     other = make_engine()
     t.final_observation.images["top"].add_(1)  # as if it had ended elsewhere
     assert len(make_clips(other.env, [t])[0].frames) == len(t) + 1
@@ -272,16 +338,25 @@ def test_a_failing_replay_leaves_no_events():
     engine = make_engine(slots=2)
     episodes = evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=3))
     run = engine.collect(episodes, deterministic=True)
-    faulty = InlineEnv(ToyReach(ToyConfig(fault="raise", fault_init_state_id=1, fault_control_step=2)), num_slots=2)
+    faulty = InlineEnv(
+        ToyReach(ToyConfig(fault="raise", fault_init_state_id=1, fault_control_step=2)), num_slots=2
+    )
     faulty.repeatable = True
     clips = make_clips(faulty, run.trajectories)
     smooth = [len(c.frames) == t.num_control_steps + 1 for c, t in zip(clips, run.trajectories)]
-    assert smooth == [t.episode.init_state_id != 1 for t in run.trajectories] and faulty.poll(0.0) == []
+    assert (
+        smooth == [t.episode.init_state_id != 1 for t in run.trajectories]
+        and faulty.poll(0.0) == []
+    )
 
 
 def test_grid_frames_mark_the_outcome():
     frames = np.zeros((4, 8, 8, 3), np.uint8)
-    clips = [Clip(frames, 10, True, "a"), Clip(frames[:2], 10, False, "b" * 80), Clip(frames[:1], 5, True, "c")]
+    clips = [
+        Clip(frames, 10, True, "a"),
+        Clip(frames[:2], 10, False, "b" * 80),
+        Clip(frames[:1], 5, True, "c"),
+    ]
     images, hz = grid(clips, columns=2, cell=16, hold_s=0.2)
     images = [image.copy() for image in images]
     assert hz == 10 and len(images) == 6 and all(n % 2 == 0 for n in images[0].shape[:2])
@@ -299,7 +374,11 @@ def test_grid_frames_mark_the_outcome():
 
 def test_upscale_keeps_flat_colours():
     image = np.full((3, 5, 3), 77, np.uint8)
-    assert upscale(image, 4).shape == (12, 20, 3) and (upscale(image, 4) == 77).all() and upscale(image, 1) is image
+    assert (
+        upscale(image, 4).shape == (12, 20, 3)
+        and (upscale(image, 4) == 77).all()
+        and upscale(image, 1) is image
+    )
 
 
 def test_video_plays_back(results, tmp_path):
@@ -316,7 +395,10 @@ def test_video_plays_back(results, tmp_path):
     assert head.index(b"moov") < head.index(b"mdat")  # the index comes first
     flat = iter([np.full((32, 32, 3), 90, np.uint8)] * 3)
     with av.open(str(write_mp4(tmp_path / "flat.mp4", flat, 5))) as container:
-        assert all(abs(f.to_ndarray(format="rgb24").astype(int) - 90).max() < 4 for f in container.decode(video=0))
+        assert all(
+            abs(f.to_ndarray(format="rgb24").astype(int) - 90).max() < 4
+            for f in container.decode(video=0)
+        )
 
 
 def test_no_clips_no_video(results, tmp_path, caplog):

@@ -18,9 +18,15 @@ from vla_rl.monitoring.metrics import read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 TINY = [
-    "collect.episodes_per_task=6", "sft.validation_episodes=1", "sft.updates=3", "rl.iterations=2",
-    "rl.episodes_per_iteration=8", "evaluate.episodes_per_task=4", "evaluate.video_episodes=1", "slots.workers=0",
-]  # fmt: skip
+    "collect.episodes_per_task=6",
+    "sft.validation_episodes=1",
+    "sft.updates=3",
+    "rl.iterations=2",
+    "rl.episodes_per_iteration=8",
+    "evaluate.episodes_per_task=4",
+    "evaluate.video_episodes=1",
+    "slots.workers=0",
+]
 
 
 @pytest.fixture
@@ -52,8 +58,14 @@ def test_a_run_with_an_env_a_reward_and_a_config_of_ones_own(own, tmp_path, monk
     assert len(rows) == 2 and rows[-1]["episodes"] == 16
     file.unlink()
     assert cli.main(["report", "outputs/moved"]) == 0
-    assert cli.main(["train", "run=outputs/moved/config.yaml", "rl.iterations=3"]) == 0, capsys.readouterr().err
-    assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"] == [1, 2, 3]
+    assert cli.main(["train", "run=outputs/moved/config.yaml", "rl.iterations=3"]) == 0, (
+        capsys.readouterr().err
+    )
+    assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"] == [
+        1,
+        2,
+        3,
+    ]
     assert [p.name for p in (tmp_path / "outputs").iterdir() if p.is_dir()] == ["moved"]
 
 
@@ -70,10 +82,15 @@ def test_the_notebook(tmp_path):
     """Its cells in order, as Jupyter would run them; valid for nbformat 4.5, without outputs."""
     book = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5) and set(book) == {
-        "cells", "metadata", "nbformat", "nbformat_minor",
-    }  # fmt: skip
+        "cells",
+        "metadata",
+        "nbformat",
+        "nbformat_minor",
+    }
     ids = [cell["id"] for cell in book["cells"]]
-    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in ids)
+    assert len(set(ids)) == len(ids) and all(
+        re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in ids
+    )
     space: dict = {}
     shown = []
     for cell in book["cells"]:
@@ -93,5 +110,12 @@ def test_the_notebook(tmp_path):
 
 
 def test_nothing_here_is_untested():
-    names = {"train_from_python.py", "my_env.py", "my_reward.py", "my_run.yaml", "notebook.ipynb", "README.md"}
+    names = {
+        "train_from_python.py",
+        "my_env.py",
+        "my_reward.py",
+        "my_run.yaml",
+        "notebook.ipynb",
+        "README.md",
+    }
     assert {p.name for p in EXAMPLES.iterdir() if p.name != "__pycache__"} == names

@@ -12,7 +12,8 @@ from vla_rl.specs import FAILURE_KINDS
 
 @dataclass
 class Scene:
-    """Objects "cup", "bowl" and "can" as the test moves them; every one starts on a table 0.8 m high, untouched."""
+    """Objects "cup", "bowl" and "can" as the test moves them; every one starts on a table 0.8 m
+    high, untouched."""
 
     z: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("cup", "bowl", "can"), 0.8))
     touching: dict[str, int] = field(default_factory=dict)
@@ -42,13 +43,16 @@ OPEN, CLOSE = True, False
 
 
 class Story:
-    """Feeds a tracker: `to` is a control step after which "cup" (or another object) is ``rise`` above the table."""
+    """Feeds a tracker: `to` is a control step after which "cup" (or another object) is ``rise``
+    above the table."""
 
     def __init__(self, fall: float | None = FALL, targets: tuple[str, ...] = ("cup",)) -> None:
         self.scene = Scene()
         self.tracker = FailureTracker(self.scene, dict.fromkeys(targets, fall), self.scene.z)
 
-    def to(self, rise: float, fingers: int, gripper: bool, name: str = "cup", steps: int = 1) -> Story:
+    def to(
+        self, rise: float, fingers: int, gripper: bool, name: str = "cup", steps: int = 1
+    ) -> Story:
         self.scene.z[name], self.scene.touching[name] = 0.8 + rise, fingers
         for _ in range(steps):
             self.tracker.update(gripper)
@@ -74,28 +78,39 @@ class Story:
 def test_what_was_never_lifted():
     assert Story().to(0.0, 0, OPEN, steps=5).verdict == "never_reached"
     assert Story().reach().verdict == "missed_grasp"
-    assert Story().reach().to(0.0, 2, CLOSE, steps=5).verdict == "missed_grasp"  # squeezed, not lifted
-    assert Story().reach().to(0.009, 2, CLOSE).to(0.0, 2, CLOSE).verdict == "missed_grasp"  # less than a centimetre
-    assert Story().reach().to(0.05, 1, CLOSE).to(0.0, 0, CLOSE).verdict == "missed_grasp"  # tipped up by one finger
+    # squeezed, not lifted
+    assert Story().reach().to(0.0, 2, CLOSE, steps=5).verdict == "missed_grasp"
+    # less than a centimetre
+    assert Story().reach().to(0.009, 2, CLOSE).to(0.0, 2, CLOSE).verdict == "missed_grasp"
+    # tipped up by one finger
+    assert Story().reach().to(0.05, 1, CLOSE).to(0.0, 0, CLOSE).verdict == "missed_grasp"
 
 
 def test_another_object_in_the_hand():
     assert Story().grasp(name="bowl").verdict == "wrong_object"
     assert Story().reach().grasp(name="bowl").to(0.0, 0, OPEN, "bowl").verdict == "wrong_object"
-    assert Story().grasp(name="bowl").to(0.0, 0, OPEN, "bowl").grasp().verdict == "out_of_time"  # mended, then too late
-    assert Story().to(0.05, 0, OPEN, "bowl").verdict == "never_reached"  # pushed onto something, never held
+    # mended, then too late
+    assert Story().grasp(name="bowl").to(0.0, 0, OPEN, "bowl").grasp().verdict == "out_of_time"
+    # pushed onto something, never held
+    assert Story().to(0.05, 0, OPEN, "bowl").verdict == "never_reached"
 
 
 def test_dropped():
     slip = Story().grasp(0.06).to(0.06, 0, CLOSE).to(0.0, 0, CLOSE, steps=3)
     assert slip.verdict == "dropped"
-    assert slip.to(0.0, 0, OPEN, steps=20).verdict == "dropped"  # opening afterwards does not make it a placement
-    assert Story().grasp(0.02).to(0.002, 0, CLOSE).to(0.0, 0, CLOSE, steps=30).verdict == "dropped"  # slid out
-    assert Story().grasp(0.06).to(0.06, 0, CLOSE).to(0.0, 1, CLOSE).verdict == "dropped"  # a finger leans against it
+    # opening afterwards does not make it a placement
+    assert slip.to(0.0, 0, OPEN, steps=20).verdict == "dropped"
+    # slid out
+    assert Story().grasp(0.02).to(0.002, 0, CLOSE).to(0.0, 0, CLOSE, steps=30).verdict == "dropped"
+    # a finger leans against it
+    assert Story().grasp(0.06).to(0.06, 0, CLOSE).to(0.0, 1, CLOSE).verdict == "dropped"
     high = FALL + 0.02
-    assert Story().grasp(high).to(high, 0, OPEN).to(0.0, 0, OPEN).verdict == "dropped"  # opened, but high up
-    assert Story(RIM_FALL).grasp(high).to(high, 0, OPEN).to(0.0, 0, OPEN).verdict == "wrong_place"  # as over a rim
-    assert Story(None).grasp(0.02).to(0.02, 0, OPEN).to(0.0, 0, OPEN).verdict == "dropped"  # nothing is to be put down
+    # opened, but high up
+    assert Story().grasp(high).to(high, 0, OPEN).to(0.0, 0, OPEN).verdict == "dropped"
+    # as over a rim
+    assert Story(RIM_FALL).grasp(high).to(high, 0, OPEN).to(0.0, 0, OPEN).verdict == "wrong_place"
+    # nothing is to be put down
+    assert Story(None).grasp(0.02).to(0.02, 0, OPEN).to(0.0, 0, OPEN).verdict == "dropped"
 
 
 def test_put_down_elsewhere():
@@ -109,7 +124,13 @@ def test_put_down_elsewhere():
     assert leaning.verdict == "wrong_place"
     # set down, whereby the closed fingers lose it; then they open, soon or late
     assert Story().grasp(0.03).to(0.001, 0, CLOSE).to(0.0, 0, OPEN).verdict == "wrong_place"
-    late = Story().grasp(0.03).to(0.001, 0, CLOSE).to(0.0, 0, CLOSE, steps=SET_DOWN_STEPS).to(0.0, 0, OPEN)
+    late = (
+        Story()
+        .grasp(0.03)
+        .to(0.001, 0, CLOSE)
+        .to(0.0, 0, CLOSE, steps=SET_DOWN_STEPS)
+        .to(0.0, 0, OPEN)
+    )
     assert late.verdict == "dropped"
 
 
@@ -137,7 +158,10 @@ def test_several_targets():
     assert first.verdict == "wrong_place"
     first.scene.placed = ("cup",)  # one is where it belongs: the other decides
     assert first.verdict == "never_reached"
-    assert first.grasp(name="bowl").to(0.05, 0, CLOSE, "bowl").to(0.0, 0, CLOSE, "bowl").verdict == "dropped"
+    assert (
+        first.grasp(name="bowl").to(0.05, 0, CLOSE, "bowl").to(0.0, 0, CLOSE, "bowl").verdict
+        == "dropped"
+    )
     then = Story(targets=both).grasp().to(0.0, 0, OPEN).grasp(name="bowl")
     assert then.verdict == "wrong_place"  # what went wrong, not what is still under way
 

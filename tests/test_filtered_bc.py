@@ -1,4 +1,5 @@
-"""Filtered BC as an online algorithm: it clones exactly the successes, survives a batch without any, and resumes."""
+"""Filtered BC as an online algorithm: it clones exactly the successes, survives a batch without
+any, and resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ H, A, P = 2, 1, 1
 
 
 class Constant(nn.Module):
-    """Always predicts ``action``; the loss is ½ · squared error, averaged over valid control steps."""
+    """Always predicts ``action``; the loss is ½ · squared error, averaged over valid control
+    steps."""
 
     embodiment = None
     chunk_length = H
@@ -40,13 +42,19 @@ class Constant(nn.Module):
         return (error * valid).sum() / valid.sum(), {"error": float(error.detach().mean())}
 
 
-def trajectory(index: int, success: bool, decisions: int = 2, action: float | None = None) -> Trajectory:
-    """Its proprio and (by default) its actions are its index; the last control step was not executed."""
+def trajectory(
+    index: int, success: bool, decisions: int = 2, action: float | None = None
+) -> Trajectory:
+    """Its proprio and (by default) its actions are its index; the last control step was not
+    executed."""
     rows = torch.full((decisions, P), float(index))
     valid = torch.ones(decisions, H, dtype=torch.bool)
     valid[-1, -1] = False
     seen = Observation(
-        {"front": torch.zeros(decisions, 4, 4, 3, dtype=torch.uint8)}, rows, ("go",) * decisions, torch.ones(decisions, 3)
+        {"front": torch.zeros(decisions, 4, 4, 3, dtype=torch.uint8)},
+        rows,
+        ("go",) * decisions,
+        torch.ones(decisions, 3),
     )
     return Trajectory(
         episode=EpisodeSpec("task", index, group_id=index),
@@ -73,7 +81,12 @@ def config(**changes) -> FilteredBCConfig:
 
 
 def test_only_successes_short_enough_are_kept():
-    data = batch(trajectory(0, False), trajectory(1, True, 3), trajectory(2, True, 1), trajectory(3, False, 4))
+    data = batch(
+        trajectory(0, False),
+        trajectory(1, True, 3),
+        trajectory(2, True, 1),
+        trajectory(3, False, 4),
+    )
     assert kept_decisions(data).tolist() == [2, 3, 4, 5]
     assert kept_decisions(data, max_control_steps=5).tolist() == [2, 3, 4, 5]
     assert kept_decisions(data, max_control_steps=4).tolist() == [5]
@@ -84,7 +97,8 @@ def test_only_successes_short_enough_are_kept():
 
 
 def test_one_update_by_hand():
-    """From 0, successes at 2 and 4 (3 and 1 valid steps) pull with gradient −(3·2 + 1·4) / 4; Adam steps by its sign."""
+    """From 0, successes at 2 and 4 (3 and 1 valid steps) pull with gradient −(3·2 + 1·4) / 4;
+    Adam steps by its sign."""
     policy = Constant()
     data = batch(trajectory(9, False), trajectory(2, True, 2), trajectory(4, True, 1))
     algorithm = FilteredBC(config(learning_rate=0.1), policy)
@@ -118,15 +132,23 @@ def test_a_batch_without_success_changes_nothing_and_says_so():
     policy = Constant()
     algorithm = FilteredBC(config(learning_rate=0.1), policy)
     algorithm.update(batch(trajectory(1, True)))
-    before, optimizer = policy.action.clone(), json.dumps(algorithm.state_dict()["imitation"]["guard"])
+    before, optimizer = (
+        policy.action.clone(),
+        json.dumps(algorithm.state_dict()["imitation"]["guard"]),
+    )
     metrics = algorithm.update(batch(trajectory(1, False), trajectory(2, False)))
-    assert torch.equal(policy.action, before) and optimizer == json.dumps(algorithm.state_dict()["imitation"]["guard"])
+    assert torch.equal(policy.action, before) and optimizer == json.dumps(
+        algorithm.state_dict()["imitation"]["guard"]
+    )
     assert metrics["filtered_bc/nothing_to_clone"] == 1.0 and metrics["filtered_bc/updates"] == 0.0
     assert "filtered_bc/loss" not in metrics and algorithm.iteration == 2
 
 
 def test_resuming_goes_on_as_if_never_interrupted(tmp_path):
-    batches = [batch(*(trajectory(i, (i + k) % 3 > 0, action=0.1 * i + k) for i in range(6))) for k in range(4)]
+    batches = [
+        batch(*(trajectory(i, (i + k) % 3 > 0, action=0.1 * i + k) for i in range(6)))
+        for k in range(4)
+    ]
     settings = config(learning_rate=0.03, epochs=2, minibatch_size=3, betas=[0.9, 0.95])
     whole, first, second = Constant(), Constant(), Constant()
     algorithm = FilteredBC(settings, whole)
@@ -162,7 +184,9 @@ def test_a_policy_that_cannot_imitate_is_refused():
         FilteredBC(config(), Actor(1, 1))
 
 
-@pytest.mark.parametrize("change", [{"epochs": 0}, {"minibatch_size": 0}, {"learning_rate": -1.0}, {"betas": [0.9]}])
+@pytest.mark.parametrize(
+    "change", [{"epochs": 0}, {"minibatch_size": 0}, {"learning_rate": -1.0}, {"betas": [0.9]}]
+)
 def test_settings_out_of_range(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         FilteredBCConfig(**change)
@@ -187,5 +211,7 @@ def test_what_a_policy_freezes_for_rl_stays_as_it_is():
             return super().imitation_loss(observation, actions * self.tower, valid)
 
     policy = Towered()
-    FilteredBC(FilteredBCConfig(learning_rate=0.1, minibatch_size=4), policy).update(batch(trajectory(3, True)))
+    FilteredBC(FilteredBCConfig(learning_rate=0.1, minibatch_size=4), policy).update(
+        batch(trajectory(3, True))
+    )
     assert float(policy.action.detach()) != 0.0 and float(policy.tower) == 1.0

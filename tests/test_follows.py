@@ -28,7 +28,12 @@ class Goer:
         actions = torch.zeros(len(observation), 8, 4)
         for i, text in enumerate(observation.instruction):
             hand = observation.proprio[i, :2]
-            actions[i, :, :2] = torch.from_numpy(place_objects(TASKS[PAIR[0]], i, "held_out")[self.choose(text)][:2]) - hand
+            actions[i, :, :2] = (
+                torch.from_numpy(
+                    place_objects(TASKS[PAIR[0]], i, "held_out")[self.choose(text)][:2]
+                )
+                - hand
+            )
         return SimpleNamespace(chunk=SimpleNamespace(actions=actions))
 
 

@@ -1,4 +1,5 @@
-"""A gripper that is decided apart: its labels, its changes and its target against values worked out by hand."""
+"""A gripper that is decided apart: its labels, its changes and its target against values worked
+out by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ ROBOT = dataclasses.replace(SPEC, action_names=("dx", "gripper"), gripper="-1 op
 
 
 class Hand(Base):
-    """A frozen policy that closes its gripper where its observation's number is 5 or more, and opens it elsewhere."""
+    """A frozen policy that closes its gripper where its observation's number is 5 or more, and
+    opens it elsewhere."""
 
     embodiment = ROBOT
 
@@ -40,12 +42,20 @@ class Hand(Base):
 
 def direct(**config) -> DirectActor:
     torch.manual_seed(0)
-    return DirectActor(DirectConfig(**{"hidden": [8], "encoder": 8, "gripper": "discrete", **config}), Hand())
+    return DirectActor(
+        DirectConfig(**{"hidden": [8], "encoder": 8, "gripper": "discrete", **config}), Hand()
+    )
 
 
 def residual(**config) -> ResidualPolicy:
     torch.manual_seed(0)
-    options = {"hidden": [8], "encoder": 8, "distribution": "deterministic", "gripper": "discrete", **config}
+    options = {
+        "hidden": [8],
+        "encoder": 8,
+        "distribution": "deterministic",
+        "gripper": "discrete",
+        **config,
+    }
     return ResidualPolicy(ResidualConfig(**options), Hand())
 
 
@@ -59,8 +69,11 @@ def test_the_target_is_the_target_networks_value_of_the_online_choice():
     online = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
     target = torch.tensor([[7.0, 0.5, 9.0], [7.0, 0.5, 9.0], [7.0, 0.5, 9.0]])
     there = torch.tensor([[True, True, True], [True, False, True], [True, True, True]])
-    found = choices.choice_target(torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.5, 0.5, 0.0]), online, target, there)
-    assert found.tolist() == [1.0 + 0.5 * 0.5, 0.5 * 9.0, 2.0]  # the second may not take the best; the third has ended
+    found = choices.choice_target(
+        torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.5, 0.5, 0.0]), online, target, there
+    )
+    # the second may not take the best; the third has ended
+    assert found.tolist() == [1.0 + 0.5 * 0.5, 0.5 * 9.0, 2.0]
 
 
 def test_only_the_value_of_what_was_taken_learns_and_unknown_rows_count_nothing():
@@ -72,7 +85,8 @@ def test_only_the_value_of_what_was_taken_learns_and_unknown_rows_count_nothing(
 
 
 def test_changes_are_counted_by_control_step_of_what_was_executed():
-    """Open, open | close, (not executed: open) | neither, close | open, close: the first way is none, then 1, 0 and 2."""
+    """Open, open | close, (not executed: open) | neither, close | open, close: the first way is
+    none, then 1, 0 and 2."""
     policy = direct(chunk_length=2)
     actions = torch.zeros(4, 2, 2)
     actions[..., 1] = torch.tensor([[-1.0, -0.9], [1.0, -1.0], [0.3, 0.8], [-1.0, 1.0]])
@@ -81,9 +95,12 @@ def test_changes_are_counted_by_control_step_of_what_was_executed():
 
 
 def test_each_change_costs_the_penalty_once_in_returns_of_any_length():
-    """Two control steps a decision, γ ½: a change in the second decision of three costs 0.1 of it, ¼ of that before it."""
+    """Two control steps a decision, γ ½: a change in the second decision of three costs 0.1 of
+    it, ¼ of that before it."""
     policy = direct(chunk_length=2)
-    algorithm = SAC(SACConfig(gamma=0.5, gripper_penalty=0.1, critics=CriticsConfig(hidden=[8])), policy)
+    algorithm = SAC(
+        SACConfig(gamma=0.5, gripper_penalty=0.1, critics=CriticsConfig(hidden=[8])), policy
+    )
     for terminated in (True, False):
         trajectory = cut(episode(0, terminated=terminated), 2)
         actions = torch.zeros(3, 2, 2)
@@ -91,7 +108,10 @@ def test_each_change_costs_the_penalty_once_in_returns_of_any_length():
         trajectory = dataclasses.replace(trajectory, actions=actions)
         rewards, replay = torch.tensor([0.0, 0.0, 1.0]), Replay()
         replay.add(trajectory, rewards, extra=algorithm.annotate(trajectory, rewards))
-        for n_step, expected in ((1, {0: 0.0, 1: -0.1, 2: 1.0}), (2, {0: -0.025, 1: -0.1 + 0.25, 2: 1.0})):
+        for n_step, expected in (
+            (1, {0: 0.0, 1: -0.1, 2: 1.0}),
+            (2, {0: -0.025, 1: -0.1 + 0.25, 2: 1.0}),
+        ):
             batch = replay.draw(50, torch.Generator().manual_seed(0), gamma=0.5, n_step=n_step)
             paid = choices.penalised(batch, batch.extra, batch.next_extra, 0.1)
             found = {int(n): float(r) for n, r in zip(batch.observations.proprio[:, 0], paid)}
@@ -111,7 +131,8 @@ def test_a_choice_is_an_end_or_to_keep_and_is_found_again_in_what_was_sent():
     sent = torch.zeros(2, 2, 2)
     sent[..., 1] = torch.tensor([[0.9, -0.6], [0.9, -0.6]])
     executed = torch.tensor([[True, True], [True, False]])
-    assert policy.chosen(sent, executed, frames).tolist() == [LOW, HIGH]  # the last one that was executed
+    # the last one that was executed
+    assert policy.chosen(sent, executed, frames).tolist() == [LOW, HIGH]
 
 
 def test_a_residual_keeps_what_the_frozen_policy_does_and_overrides_it_once_it_has_practised():
@@ -120,17 +141,26 @@ def test_a_residual_keeps_what_the_frozen_policy_does_and_overrides_it_once_it_h
     prefer(policy, HIGH)
     memory = [policy.initial_memory()] * 2
     both = dataclasses.replace(seen(0, 2), proprio=torch.tensor([[0.0, 0.0], [6.0, 0.0]]))
-    grip = lambda: policy.act(both, memory=memory, deterministic=True).chunk.actions[:, 0, 1].tolist()  # noqa: E731
+
+    def grip():
+        chunk = policy.act(both, memory=memory, deterministic=True).chunk
+        return chunk.actions[:, 0, 1].tolist()
+
     assert grip() == [-1.0, 1.0]
     policy.practised()
     assert grip() == [1.0, 1.0]
     frames = {ACTION: torch.tensor([[0.0, -0.9], [0.0, 0.9], [0.0, 0.1]])}
-    assert policy.choosable(frames).tolist() == [[True, False, True], [True, True, False], [True, True, True]]
+    assert policy.choosable(frames).tolist() == [
+        [True, False, True],
+        [True, True, False],
+        [True, True, True],
+    ]
     sent = torch.tensor([[[0.0, -1.0]], [[0.0, -1.0]], [[0.0, 0.0]]])
     valid = torch.ones(3, 1, dtype=torch.bool)
     assert policy.chosen(sent, valid, frames).tolist() == [KEEP, LOW, KEEP]
     still = {ACTION: torch.tensor([[0.0, -0.9]])}
-    assert policy.chosen(torch.zeros(1, 1, 2), valid[:1], still).tolist() == [-1]  # to hold still is none of its choices
+    # to hold still is none of its choices
+    assert policy.chosen(torch.zeros(1, 1, 2), valid[:1], still).tolist() == [-1]
     prefer(policy, LOW)
     assert grip() == [-1.0, -1.0]
 
@@ -139,7 +169,8 @@ def test_exploring_decisions_choose_at_random_by_their_share_and_their_seeds():
     policy = direct(gripper_noise=0.5)
     grips = lambda seeds: policy.act(seen(0, len(seeds)), seeds=seeds).chunk.actions[:, 0, 1]  # noqa: E731
     drawn = grips(range(600))
-    for command, share in ((-1.0, 1 / 6), (0.0, 4 / 6), (1.0, 1 / 6)):  # half of them are free, and a third of those keeps
+    # half of them are free, and a third of those keeps
+    for command, share in ((-1.0, 1 / 6), (0.0, 4 / 6), (1.0, 1 / 6)):
         assert float((drawn == command).float().mean()) == pytest.approx(share, abs=0.06)
     assert torch.equal(grips(range(100, 110)), drawn[100:110])
     assert not policy.act(seen(0, 50), deterministic=True).chunk.actions[:, 0, 1].any()
@@ -149,7 +180,11 @@ def test_exploring_decisions_choose_at_random_by_their_share_and_their_seeds():
 @pytest.mark.slow
 def test_the_choice_that_pays_is_learned_and_goes_on_exactly_after_a_resume(kind):
     def fresh():
-        policy = direct(gripper_noise=0.5) if kind == "direct" else residual(gripper_noise=0.5, noise=0.3)
+        policy = (
+            direct(gripper_noise=0.5)
+            if kind == "direct"
+            else residual(gripper_noise=0.5, noise=0.3)
+        )
         if kind == "direct":
             return SAC(SACConfig(**FAST), policy)
         return TD3(TD3Config(**FAST), policy)
@@ -163,7 +198,9 @@ def test_the_choice_that_pays_is_learned_and_goes_on_exactly_after_a_resume(kind
             options = {"memory": [policy.initial_memory()]} if kind == "residual" else {}
             out = fresh().policy.act(seen(0, 1), seeds=[i], **options)
             shape = cut(episode(0, t=1), 1)
-            trajectory = dataclasses.replace(shape, actions=out.chunk.actions, replay=dict(out.replay))
+            trajectory = dataclasses.replace(
+                shape, actions=out.chunk.actions, replay=dict(out.replay)
+            )
             reward = (out.chunk.actions[:, 0, 1] == 1.0).float()
             replay.add(trajectory, reward, extra=algorithm.annotate(trajectory, reward))
         for _ in range(updates):
@@ -197,13 +234,16 @@ def test_conservative_values_of_choices_before_the_first_episode():
     offline = algorithm._choice_loss(batch, encoded, frames, after)
     algorithm.updates = 1
     online = algorithm._choice_loss(batch, encoded, frames, after)
-    # All values are 0, and none lies above what the data earned: the gap is log-mean-exp(return) = the return.
+    # All values are 0, and none lies above what the data earned: the gap is log-mean-exp(return) =
+    # the return.
     expected = 3.0 * float(frames["return"].mean())
     assert float((offline - online).detach()) == pytest.approx(expected, rel=1e-5) and expected > 0
 
 
 def test_robots_that_cannot_choose_are_refused_with_the_remedy():
-    with pytest.raises(ConfigError, match=r"actor\.gripper=discrete needs one action named gripper.*continuous"):
+    with pytest.raises(
+        ConfigError, match=r"actor\.gripper=discrete needs one action named gripper.*continuous"
+    ):
         DirectActor(DirectConfig(gripper="discrete"), Base())
     width = Hand()
     width.embodiment = dataclasses.replace(ROBOT, gripper="width")
@@ -214,5 +254,7 @@ def test_robots_that_cannot_choose_are_refused_with_the_remedy():
         DirectConfig(gripper="both")
     with pytest.raises(ConfigError, match=r"actor\.gripper_noise is 2"):
         DirectConfig(gripper_noise=2.0)
-    composed = configs.compose(["run=rlpd_quickstart", "actor.gripper=discrete", "algorithm.gripper_penalty=0.05"])
+    composed = configs.compose(
+        ["run=rlpd_quickstart", "actor.gripper=discrete", "algorithm.gripper_penalty=0.05"]
+    )
     assert composed.actor.gripper == "discrete" and composed.algorithm.gripper_penalty == 0.05

@@ -22,14 +22,17 @@ from vla_rl.learning.guard import NO_SUCCESS, STILL, Guard, judge
 from vla_rl.monitoring.metrics import MetricsLogger
 
 
-def window(count: int = 5, episodes: int = 128, successes: int = 0, first: int = 3, **figures: float) -> list[dict]:
-    """Rows of ``count`` iterations that went alike; by default the policy moves and nothing succeeds."""
+def window(
+    count: int = 5, episodes: int = 128, successes: int = 0, first: int = 3, **figures: float
+) -> list[dict]:
+    """Rows of ``count`` iterations that went alike; by default the policy moves and nothing
+    succeeds."""
     moving = {"updates": 12.0, "skipped": 0.0, "approx_kl": 4e-3}
     row = {"episodes": episodes, "successes": successes}
     return [{"iteration": first + i} | row | moving | figures for i in range(count)]
 
 
-# ------------------------------------------------------------------------------------------------------------- the decision
+# ------------------------------------------------------------------------------------- the decision
 def test_almost_no_success_is_found_and_said_in_numbers():
     found = judge(window(), threshold=0.03)
     assert found.kind == NO_SUCCESS
@@ -55,8 +58,12 @@ def test_a_reward_that_pays_without_success_is_not_warned_about():
 
 def test_successes_of_episodes_that_began_in_the_middle_count_too():
     guard = Guard(RLConfig(guard_iterations=1), Movement())
-    found, figures = guard.look(1, 64, {"rollout/success": 0.0, "rollout/led": 32.0, "rollout/led_success": 0.5})
-    assert guard.rows[0]["successes"] == 16 and found is None and figures["guard/success_high"] > 0.3
+    found, figures = guard.look(
+        1, 64, {"rollout/success": 0.0, "rollout/led": 32.0, "rollout/led_success": 0.5}
+    )
+    assert (
+        guard.rows[0]["successes"] == 16 and found is None and figures["guard/success_high"] > 0.3
+    )
 
 
 STANDING_STILL = [
@@ -78,7 +85,9 @@ def test_a_policy_that_does_not_move_is_found(figures, why):
 
 @pytest.mark.parametrize(("figures", "_"), STANDING_STILL)
 def test_one_iteration_that_moves_is_enough(figures, _):
-    assert judge(window(4, successes=60, **figures) + window(1, successes=60), threshold=0.03) is None
+    assert (
+        judge(window(4, successes=60, **figures) + window(1, successes=60), threshold=0.03) is None
+    )
 
 
 def test_the_kl_of_a_single_update_says_nothing():
@@ -91,21 +100,28 @@ def test_an_algorithm_that_logs_neither_is_judged_by_success_alone():
     assert judge(rows, threshold=0.03) is None
 
 
-# ----------------------------------------------------------------------------------------------------------- while RL runs
+# ------------------------------------------------------------------------------------ while RL runs
 PPO, FILTERED = PPOConfig.movement, FilteredBCConfig.movement
 
 
 def logged(total: float, success: float = 0.0, warmup: float = 0.0) -> dict[str, float]:
     """What an iteration logs, with ``total`` optimiser steps since the start."""
     return {
-        "rollout/success": success, "ppo/critic_warmup": warmup, "ppo/updates_total": total, "ppo/skipped_updates": 0.0,
-        "ppo/approx_kl": float("nan") if warmup else 2e-3, "rollout/learned_share": 1.0,
-    }  # fmt: skip
+        "rollout/success": success,
+        "ppo/critic_warmup": warmup,
+        "ppo/updates_total": total,
+        "ppo/skipped_updates": 0.0,
+        "ppo/approx_kl": float("nan") if warmup else 2e-3,
+        "rollout/learned_share": 1.0,
+    }
 
 
 def test_the_guard_speaks_once_after_its_window():
-    guard = Guard(RLConfig(guard_iterations=2), PPO, advice={NO_SUCCESS: "What helps: a stronger start."})
-    assert guard.look(1, 128, logged(0, success=0.5, warmup=1.0)) == (None, {})  # the critic's warm-up does not count
+    guard = Guard(
+        RLConfig(guard_iterations=2), PPO, advice={NO_SUCCESS: "What helps: a stronger start."}
+    )
+    # the critic's warm-up does not count
+    assert guard.look(1, 128, logged(0, success=0.5, warmup=1.0)) == (None, {})
     assert guard.look(2, 128, logged(10)) == (None, {})
     found, figures = guard.look(3, 128, logged(22))
     assert found.kind == NO_SUCCESS and found.text.endswith("What helps: a stronger start.")
@@ -117,8 +133,8 @@ def test_the_guard_speaks_once_after_its_window():
 
 
 def test_an_algorithm_says_itself_what_moves_its_policy():
-    """Filtered BC logs its updates per iteration, and those that were skipped as a running count; one that declares nothing
-    is judged by success alone."""
+    """Filtered BC logs its updates per iteration, and those that were skipped as a running count;
+    one that declares nothing is judged by success alone."""
     still = {"rollout/success": 0.5, "filtered_bc/updates": 0.0, "filtered_bc/skipped_updates": 4.0}
     found, _ = Guard(RLConfig(guard_iterations=1), FILTERED).look(1, 128, still)
     assert found.kind == STILL and "all 4 updates were skipped" in found.text
@@ -133,7 +149,10 @@ def test_nothing_is_said_of_a_run_that_learns():
 
 
 def test_a_window_goes_on_after_a_resume():
-    first, second = Guard(RLConfig(guard_iterations=2), PPO), Guard(RLConfig(guard_iterations=2), PPO)
+    first, second = (
+        Guard(RLConfig(guard_iterations=2), PPO),
+        Guard(RLConfig(guard_iterations=2), PPO),
+    )
     first.look(1, 128, logged(10))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.look(2, 128, logged(22)) == first.look(2, 128, logged(22))
@@ -160,19 +179,39 @@ def test_remedies_name_the_blindness_and_the_overrides(tmp_path):
     assert image_figures(config, tmp_path) == {}
     with MetricsLogger(tmp_path) as logger:
         logger.log("sft", 10, {"validation/loss": 0.9, "validation/image_use": 0.3})
-        logger.log("sft", 20, {"validation/loss": 0.5, "validation/image_use": 0.01, "validation/image_use/top": 0.01})
+        logger.log(
+            "sft",
+            20,
+            {
+                "validation/loss": 0.5,
+                "validation/image_use": 0.01,
+                "validation/image_use/top": 0.01,
+            },
+        )
         logger.log("sft", 30, {"sft/loss": 0.4})
-    assert image_figures(config, tmp_path) == {"loss": 0.5, "image_use": 0.01, "image_use/top": 0.01}
+    assert image_figures(config, tmp_path) == {
+        "loss": 0.5,
+        "image_use": 0.01,
+        "image_use/top": 0.01,
+    }
     text = advice(config, tmp_path)[NO_SUCCESS]
-    for part in ("algorithm.memory.episodes=256", "collect.episodes_per_task=400 sft.updates=70", "rl.fallback=progress",
-                 "does not look at its images", "sft.augment.proprio=0.5"):  # fmt: skip
+    for part in (
+        "algorithm.memory.episodes=256",
+        "collect.episodes_per_task=400 sft.updates=70",
+        "rl.fallback=progress",
+        "does not look at its images",
+        "sft.augment.proprio=0.5",
+    ):
         assert part in text, text
     assert "policy.temp" not in text and "policy.temperature=1.3" in advice(config, tmp_path)[STILL]
-    started = compose(["run=toy", f"checkpoint={tmp_path}/checkpoints/sft"])  # the figures of the run it starts from
+    # the figures of the run it starts from
+    started = compose(["run=toy", f"checkpoint={tmp_path}/checkpoints/sft"])
     assert image_figures(started, tmp_path / "other")["image_use"] == 0.01
 
 
-PRESETS = sorted(path.stem for path in (Path(__file__).parent.parent / "configs" / "run").glob("*.yaml"))
+PRESETS = sorted(
+    path.stem for path in (Path(__file__).parent.parent / "configs" / "run").glob("*.yaml")
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -180,14 +219,25 @@ def test_every_override_that_a_remedy_names_is_one(name, tmp_path):
     """In each shipped run: it exists there, is allowed, and changes something."""
     config = compose([f"run={name}"])
     figures = Figures(
-        tasks={"a": Rate(0, 100), "b": Rate(0, 100)}, failures={"never_reached": 150, "wrong_object": 100}, spread=0.01,
-        sampled=Rate(0, 100), mixed=Rate(0, 32), image={"loss": 1.0, "image_use": 0.01, "first_loss": 2.0},
+        tasks={"a": Rate(0, 100), "b": Rate(0, 100)},
+        failures={"never_reached": 150, "wrong_object": 100},
+        spread=0.01,
+        sampled=Rate(0, 100),
+        mixed=Rate(0, 32),
+        image={"loss": 1.0, "image_use": 0.01, "first_loss": 2.0},
         losses=[1.0, 2.0],
-    )  # fmt: skip
-    texts = [*advice(config, tmp_path).values(), *(c.remedy for c in checks(figures, config, tmp_path))]
+    )
+    texts = [
+        *advice(config, tmp_path).values(),
+        *(c.remedy for c in checks(figures, config, tmp_path)),
+    ]
     easy = Figures(tasks={"a": Rate(100, 100)}, sampled=Rate(20, 100))
     texts += [c.remedy for c in checks(easy, config, tmp_path)]
-    named = [found for text in texts for found in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)=([a-z0-9.]*[a-z0-9])", text)]
+    named = [
+        found
+        for text in texts
+        for found in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)=([a-z0-9.]*[a-z0-9])", text)
+    ]
     assert len(named) >= 4, texts
     for key, value in named:
         present = config
@@ -199,10 +249,14 @@ def test_every_override_that_a_remedy_names_is_one(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("run", "key"),
-    [("quickstart", "policy.temperature=1.3"), ("flow_quickstart", "policy.noise_level=0.52"),
-     ("diffusion_quickstart", "policy.min_std=0.1"), ("residual_quickstart", "algorithm.temperature="),
-     ("toy_td3", "policy.noise=0.26")],
-)  # fmt: skip
+    [
+        ("quickstart", "policy.temperature=1.3"),
+        ("flow_quickstart", "policy.noise_level=0.52"),
+        ("diffusion_quickstart", "policy.min_std=0.1"),
+        ("residual_quickstart", "algorithm.temperature="),
+        ("toy_td3", "policy.noise=0.26"),
+    ],
+)
 def test_exploration_is_raised_where_it_comes_from(run, key, tmp_path):
     assert key in advice(compose([f"run={run}"]), tmp_path)[STILL]
 
@@ -212,7 +266,7 @@ def test_with_a_dataset_nothing_is_collected_so_no_remedy_says_so(tmp_path):
     assert "collect." not in text and "sft.updates=600" in text
 
 
-# -------------------------------------------------------------------------------------------------- before a run begins
+# ------------------------------------------------------------------------------ before a run begins
 @pytest.mark.parametrize("advantage", ["grpo", "rloo"])
 def test_groups_of_one_are_refused_before_anything_runs(advantage, tmp_path, capsys):
     arguments = ["run=toy", f"algorithm.advantage={advantage}", f"output_dir={tmp_path}"]
@@ -234,7 +288,10 @@ def test_a_virtual_sample_joins_groups_of_one():
     [
         (["reward=process"], ["reward.type=process", "rl.fallback=none"]),
         (["reward=srpo"], ["reward.type=srpo", "reward=success"]),
-        (["algorithm.advantage=grpo", "rl.group_size=4", "rl.dynamic_sampling=true"], ["rl.dynamic_sampling_by=reward"]),
+        (
+            ["algorithm.advantage=grpo", "rl.group_size=4", "rl.dynamic_sampling=true"],
+            ["rl.dynamic_sampling_by=reward"],
+        ),
         (["rl.fallback_reward.shaping.mode=potential"], ["mode=potential", "delta"]),
         (["rl.fallback_reward.updats=3"], ["rl.fallback_reward.updats", "updates"]),
         (["checkpoint=some/where"], ["dataset=FOLDER", "rl.fallback_reward.checkpoint=FOLDER"]),
@@ -249,8 +306,19 @@ def test_a_fallback_that_cannot_work_is_refused(overrides, parts):
 
 def test_a_fallback_that_can_work_is_not(tmp_path):
     check_run(compose(["run=toy", "rl.fallback=progress"]))
-    check_run(compose(["run=toy", "rl.fallback=progress", "checkpoint=some/where", "dataset=some/data"]))
-    check_run(compose(["run=toy", "rl.fallback=progress", "checkpoint=a", "rl.fallback_reward.checkpoint=outputs/process"]))
+    check_run(
+        compose(["run=toy", "rl.fallback=progress", "checkpoint=some/where", "dataset=some/data"])
+    )
+    check_run(
+        compose(
+            [
+                "run=toy",
+                "rl.fallback=progress",
+                "checkpoint=a",
+                "rl.fallback_reward.checkpoint=outputs/process",
+            ]
+        )
+    )
 
 
 def test_filtered_cloning_reads_no_rewards():
@@ -278,4 +346,7 @@ def test_settings_out_of_range_are_named(override, parts):
 
 
 def test_a_bare_off_in_yaml_is_off():
-    assert RLConfig(guard="False").guard == "off" and compose(["run=toy", "rl.guard=off"]).rl.guard == "off"
+    assert (
+        RLConfig(guard="False").guard == "off"
+        and compose(["run=toy", "rl.guard=off"]).rl.guard == "off"
+    )

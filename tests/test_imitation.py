@@ -1,4 +1,5 @@
-"""SFT: augmentation on hand-made images, schedule, learning, accumulation, resume, bad numbers, filtered BC."""
+"""SFT: augmentation on hand-made images, schedule, learning, accumulation, resume, bad numbers,
+filtered BC."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ H, A, P = 3, 2, 4
 
 def images(b: int = 5, height: int = 7, width: int = 9, seed: int = 0) -> Tensor:
     return torch.randint(
-        0, 256, (b, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+        0,
+        256,
+        (b, height, width, 3),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
     )
 
 
-# ------------------------------------------------------------------------------------------------------- augmentation
+# ------------------------------------------------------------------------------------- augmentation
 def test_shift_moves_pixels_and_repeats_edges():
     x = torch.arange(12, dtype=torch.uint8).view(1, 3, 4, 1).expand(-1, -1, -1, 3)
     out = augmentation.random_shift(x, torch.tensor([[1, -2]]))[0, :, :, 0]  # down 1, left 2
@@ -55,10 +60,17 @@ def test_crop_of_everything_is_the_identity_and_half_of_a_gradient_is_its_half()
 
 
 def test_jitter_by_hand():
-    x = torch.tensor([50, 100, 150], dtype=torch.uint8).view(1, 1, 3, 1).expand(1, 1, 3, 3).contiguous()
+    x = (
+        torch.tensor([50, 100, 150], dtype=torch.uint8)
+        .view(1, 1, 3, 1)
+        .expand(1, 1, 3, 3)
+        .contiguous()
+    )
 
     def shown(brightness, contrast):
-        return augmentation.color_jitter(x, torch.tensor([brightness]), torch.tensor([contrast]))[0, 0, :, 0].tolist()
+        return augmentation.color_jitter(x, torch.tensor([brightness]), torch.tensor([contrast]))[
+            0, 0, :, 0
+        ].tolist()
 
     assert shown(0.0, 0.0) == [50, 100, 150]
     assert shown(0.2, 0.0) == [60, 120, 180]
@@ -91,40 +103,66 @@ def test_hidden_proprioception_is_the_batches_mean():
     hidden = (shown == torch.tensor([1998.0, 1999.0, 2000.0, 2001.0])).all(1)
     assert torch.equal(shown[~hidden], proprio[~hidden]) and 250 < int(hidden.sum()) < 350
     assert torch.equal(seen.proprio, torch.arange(4000.0).view(1000, 4))
-    assert torch.equal(augmentation.augment(seen, AugmentConfig(), torch.Generator()).proprio, proprio)
+    assert torch.equal(
+        augmentation.augment(seen, AugmentConfig(), torch.Generator()).proprio, proprio
+    )
 
 
 TWO_ARMS = EmbodimentSpec(
-    name="two_arms", action_names=("left_y", "left_grip", "right_y", "right_grip"), action_units=("m", "1", "m", "1"),
-    action_low=(-1.0, 0.0, -1.0, 0.0), action_high=(1.0, 1.0, 1.0, 1.0), frame="world", rotation="none",
-    gripper="0 open, 1 close", control_hz=10.0,
-    cameras=(CameraSpec("head", 7, 9), CameraSpec("left_hand", 5, 6), CameraSpec("right_hand", 5, 6)),
+    name="two_arms",
+    action_names=("left_y", "left_grip", "right_y", "right_grip"),
+    action_units=("m", "1", "m", "1"),
+    action_low=(-1.0, 0.0, -1.0, 0.0),
+    action_high=(1.0, 1.0, 1.0, 1.0),
+    frame="world",
+    rotation="none",
+    gripper="0 open, 1 close",
+    control_hz=10.0,
+    cameras=(
+        CameraSpec("head", 7, 9),
+        CameraSpec("left_hand", 5, 6),
+        CameraSpec("right_hand", 5, 6),
+    ),
     proprio_names=("left_q", "right_q", "height"),
     mirror=Mirror(
         negated=("left_y", "right_y", "left_q", "right_q"),
         exchanged=(
-            ("left_y", "right_y"), ("left_grip", "right_grip"), ("left_q", "right_q"), ("left_hand", "right_hand"),
+            ("left_y", "right_y"),
+            ("left_grip", "right_grip"),
+            ("left_q", "right_q"),
+            ("left_hand", "right_hand"),
             ("left", "right"),
         ),
     ),
-)  # fmt: skip
+)
 
 
 def test_in_the_mirror_arms_cameras_and_words_change_places():
     seen = Observation(
-        {"head": images(2), "left_hand": images(2, 5, 6, seed=1), "right_hand": images(2, 5, 6, seed=2)},
-        torch.tensor([[1.0, 2.0, 3.0]] * 2), ("lift the left cup, leftmost", "lift the left cup"),
-    )  # fmt: skip
+        {
+            "head": images(2),
+            "left_hand": images(2, 5, 6, seed=1),
+            "right_hand": images(2, 5, 6, seed=2),
+        },
+        torch.tensor([[1.0, 2.0, 3.0]] * 2),
+        ("lift the left cup, leftmost", "lift the left cup"),
+    )
     actions = torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(2, 3, 4).contiguous()
     got, acted = augmentation.mirrored(seen, actions, TWO_ARMS, torch.tensor([True, False]))
-    assert acted[0, 0].tolist() == pytest.approx([-0.3, 0.4, -0.1, 0.2]) and torch.equal(acted[1], actions[1])
+    assert acted[0, 0].tolist() == pytest.approx([-0.3, 0.4, -0.1, 0.2]) and torch.equal(
+        acted[1], actions[1]
+    )
     assert got.proprio.tolist() == [[-2.0, -1.0, 3.0], [1.0, 2.0, 3.0]]
     assert got.instruction == ("lift the right cup, leftmost", "lift the left cup")
-    assert torch.equal(got.images["left_hand"][0], seen.images["right_hand"][0].flip(1)), "columns turn around, not rows"
+    assert torch.equal(got.images["left_hand"][0], seen.images["right_hand"][0].flip(1)), (
+        "columns turn around, not rows"
+    )
     assert torch.equal(got.images["head"][0, :, 0], seen.images["head"][0, :, -1])
     assert all(torch.equal(got.images[name][1], seen.images[name][1]) for name in seen.images)
     back, forth = augmentation.mirrored(got, acted, TWO_ARMS, torch.tensor([True, False]))
-    assert torch.equal(back.images["right_hand"], seen.images["right_hand"]) and torch.equal(back.proprio, seen.proprio)
+    assert torch.equal(back.images["right_hand"], seen.images["right_hand"]) and torch.equal(
+        back.proprio, seen.proprio
+    )
     assert torch.equal(forth, actions) and back.instruction == seen.instruction
 
 
@@ -132,7 +170,9 @@ def test_a_mirror_is_kept_in_files_and_tells_no_robots_apart():
     again = EmbodimentSpec.from_dict(json.loads(json.dumps(TWO_ARMS.to_dict())))
     assert again.mirror == TWO_ARMS.mirror
     plain = dataclasses.replace(TWO_ARMS, mirror=None)
-    assert plain == TWO_ARMS and plain.differences(TWO_ARMS) == [] and "mirror" not in plain.to_dict()
+    assert (
+        plain == TWO_ARMS and plain.differences(TWO_ARMS) == [] and "mirror" not in plain.to_dict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +180,10 @@ def test_a_mirror_is_kept_in_files_and_tells_no_robots_apart():
     [
         (Mirror(negated=("left_grip",)), "'left_grip', which is no number around 0"),
         (Mirror(negated=("elbow",)), "'elbow'"),
-        (Mirror(exchanged=(("left_y", "right_grip"),)), "'left_y' and 'right_grip', which do not match"),
+        (
+            Mirror(exchanged=(("left_y", "right_grip"),)),
+            "'left_y' and 'right_grip', which do not match",
+        ),
         (Mirror(exchanged=(("head", "left_hand"),)), "'head' and 'left_hand'"),
         (Mirror(exchanged=(("left_q", "gone"),)), "'left_q' and 'gone'"),
     ],
@@ -164,7 +207,9 @@ def test_sft_learns_from_mirrored_rows_and_asks_for_a_mirror():
     seen = Observation({"head": images(64)}, torch.tensor([[1.0, 2.0, 3.0]] * 64), ("go",) * 64)
     valid, own = torch.ones(64, 3, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
     data = im.DecisionSamples(seen, torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(64, 3, 4), valid, own)
-    config = im.ImitationConfig(updates=2, warmup_updates=0, augment=AugmentConfig(0, 0.0, 0.0, 0.0, mirror=0.5))
+    config = im.ImitationConfig(
+        updates=2, warmup_updates=0, augment=AugmentConfig(0, 0.0, 0.0, 0.0, mirror=0.5)
+    )
     im.Imitation(config, policy, im.DecisionSampler(data, 64)).update()
     rows = {tuple(round(x, 3) for x in row) for row in policy.shown[0].tolist()}
     assert rows == {(1.0, 0.1), (-2.0, -0.3)}, "what is seen and what is done turn around together"
@@ -173,14 +218,14 @@ def test_sft_learns_from_mirrored_rows_and_asks_for_a_mirror():
         im.Imitation(config, policy, im.DecisionSampler(data, 64))
 
 
-# ----------------------------------------------------------------------------------------------------------- schedule
+# ----------------------------------------------------------------------------------------- schedule
 def test_schedule_by_hand():
     factors = [im.learning_rate_factor(i, 4, 12, 0.1) for i in (0, 1, 3, 4, 8, 12, 100)]
     assert factors == pytest.approx([0.25, 0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
     assert im.learning_rate_factor(0, 0, 10, 0.0) == 1.0
 
 
-# ----------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 class Regressor(nn.Module):
     """Predicts chunks from proprio; the loss is the mean squared error over valid control steps."""
 
@@ -214,11 +259,15 @@ def samples(n: int = 64) -> im.DecisionSamples:
     seen = Observation({"front": images(n)}, proprio, ("go",) * n, torch.zeros(n, 1))
     valid = torch.rand(n, H, generator=g) < 0.8
     valid[:, 0] = True
-    return im.DecisionSamples(seen, (proprio @ TRUTH).view(n, H, A), valid, torch.zeros(n, dtype=torch.bool))
+    return im.DecisionSamples(
+        seen, (proprio @ TRUTH).view(n, H, A), valid, torch.zeros(n, dtype=torch.bool)
+    )
 
 
 def trainer(policy=None, **changes) -> im.Imitation:
-    config = im.ImitationConfig(**{"updates": 200, "learning_rate": 0.05, "warmup_updates": 5, **changes})
+    config = im.ImitationConfig(
+        **{"updates": 200, "learning_rate": 0.05, "warmup_updates": 5, **changes}
+    )
     return im.Imitation(config, policy or Regressor(), im.DecisionSampler(samples(), 16))
 
 
@@ -247,7 +296,9 @@ def test_resume_is_bit_equal(tmp_path):
     sft = trainer()
     for _ in range(5):
         sft.update()
-    torch.save([sft.state_dict(), sft.sampler.state_dict(), sft.policy.state_dict()], tmp_path / "s.pt")
+    torch.save(
+        [sft.state_dict(), sft.sampler.state_dict(), sft.policy.state_dict()], tmp_path / "s.pt"
+    )
     state, sampler, policy = torch.load(tmp_path / "s.pt", weights_only=True)
     other = trainer()
     other.load_state_dict(state)
@@ -285,14 +336,21 @@ def test_what_cannot_imitate_is_refused():
 
 
 def test_config_is_an_omegaconf_schema():
-    merged = OmegaConf.merge(OmegaConf.structured(im.ImitationConfig), {"augment": {"shift": 2}, "warmup_updates": 9})
+    merged = OmegaConf.merge(
+        OmegaConf.structured(im.ImitationConfig), {"augment": {"shift": 2}, "warmup_updates": 9}
+    )
     config = OmegaConf.to_object(merged)
     assert config == im.ImitationConfig(warmup_updates=9, augment=AugmentConfig(shift=2))
 
 
-# -------------------------------------------------------------------------------------------------------- filtered BC
+# -------------------------------------------------------------------------------------- filtered BC
 def episode(decisions: int, success: bool) -> Trajectory:
-    seen = Observation({}, torch.full((decisions, P), float(decisions)), ("go",) * decisions, torch.zeros(decisions, 1))
+    seen = Observation(
+        {},
+        torch.full((decisions, P), float(decisions)),
+        ("go",) * decisions,
+        torch.zeros(decisions, 1),
+    )
     return Trajectory(
         episode=EpisodeSpec("lift", 0),
         observations=seen,
@@ -325,7 +383,7 @@ def test_sampler_visits_every_decision_once_an_epoch_and_resumes():
     assert json.dumps(sampler.state_dict()["position"])
 
 
-# --------------------------------------------------------------------------------------------------- use of the images
+# -------------------------------------------------------------------------------- use of the images
 class _Reader(nn.Module):
     """Predicts the pixel of one camera, or, blind, always 5."""
 
@@ -337,9 +395,15 @@ class _Reader(nn.Module):
 
     def act(self, observation, *, deterministic=False, seeds=None): ...
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
         assert not self.training
-        seen = observation.images[self.camera][:, 0, 0, 0].float() if self.camera else torch.full((len(observation),), 5.0)
+        seen = (
+            observation.images[self.camera][:, 0, 0, 0].float()
+            if self.camera
+            else torch.full((len(observation),), 5.0)
+        )
         error = (actions[:, :, 0] - seen[:, None]).square() * valid
         return error.sum() / valid.sum(), {}
 
@@ -347,8 +411,14 @@ class _Reader(nn.Module):
 def _pixels(n: int) -> tuple[Observation, Tensor, Tensor]:
     """Row i shows pixel i to camera a, which is also its action; camera b shows noise."""
     a = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 2, 2, 3)
-    seen = Observation({"a": a, "b": images(n, 2, 2)}, torch.zeros(n, P), tuple(f"text {i % 2}" for i in range(n)))
-    return seen, torch.arange(n).float().view(n, 1, 1).expand(n, H, 1), torch.ones(n, H, dtype=torch.bool)
+    seen = Observation(
+        {"a": a, "b": images(n, 2, 2)}, torch.zeros(n, P), tuple(f"text {i % 2}" for i in range(n))
+    )
+    return (
+        seen,
+        torch.arange(n).float().view(n, 1, 1).expand(n, H, 1),
+        torch.ones(n, H, dtype=torch.bool),
+    )
 
 
 def test_nobody_keeps_their_own_row():
@@ -363,7 +433,11 @@ def test_input_use_is_what_the_loss_rises_by():
     figures = input_use(policy, *batch, seed=3, slice_size=4)
     other = derangement(10, torch.Generator().manual_seed(3)).float()
     by_hand = float((torch.arange(10).float() - other).square().mean())
-    assert figures["loss"] == 0.0 and figures["image_use/b"] == 0.0 and figures["instruction_use"] == 0.0
+    assert (
+        figures["loss"] == 0.0
+        and figures["image_use/b"] == 0.0
+        and figures["instruction_use"] == 0.0
+    )
     assert figures["image_use"] == figures["image_use/a"] == pytest.approx(by_hand)
     assert policy.training  # as it was
     assert verdict(figures) == ""
@@ -373,7 +447,9 @@ def test_a_policy_without_cameras_is_not_called_blind():
     observation, actions, valid = _pixels(6)
     figures = input_use(_Reader(None), dataclasses.replace(observation, images={}), actions, valid)
     assert "image_use" not in figures and figures["loss"] > 0.0
-    assert verdict(figures) == "" and described(figures).startswith("on held-out demonstrations: loss ")
+    assert verdict(figures) == "" and described(figures).startswith(
+        "on held-out demonstrations: loss "
+    )
 
 
 def test_a_blind_policy_is_called_one():
@@ -381,14 +457,27 @@ def test_a_blind_policy_is_called_one():
     assert figures["image_use"] == 0.0
     assert "does not look at its images" in verdict(figures) and "feature_norm" in verdict(figures)
     assert "hardly looks" in verdict({"loss": 1.0, "image_use": 0.1})
-    assert verdict({"loss": 1.0, "image_use": 0.2}) == verdict({"loss": 1.0, "image_use": 0.2, "image_spread": 0.05}) == ""
+    assert (
+        verdict({"loss": 1.0, "image_use": 0.2})
+        == verdict({"loss": 1.0, "image_use": 0.2, "image_spread": 0.05})
+        == ""
+    )
     flat = verdict({"loss": 1.0, "image_use": 0.2, "image_spread": 0.004})
-    assert "nearly the same for every picture" in flat and "spread is 0.004" in flat and "feature_norm" in flat
-    assert "features is 0.00" in verdict({"loss": 1.0, "image_use": 0.0, "image_spread": 0.004})  # said once
+    assert (
+        "nearly the same for every picture" in flat
+        and "spread is 0.004" in flat
+        and "feature_norm" in flat
+    )
+    # said once
+    assert "features is 0.00" in verdict({"loss": 1.0, "image_use": 0.0, "image_spread": 0.004})
     alone = {"image_use/wrist": 0.2, "image_use/front": -0.01}
     line = described({"loss": 1.0, "image_use": 0.25, **alone, "instruction_use": 0.0})
-    assert line.endswith("loss 1.00, +0.25 with the images of other rows (wrist +0.20, front -0.01 alone)")
-    assert described({"loss": 1.0, "image_use": 0.25, "first_loss": 1.5}).endswith("rows; 1.50 on first decisions")
+    assert line.endswith(
+        "loss 1.00, +0.25 with the images of other rows (wrist +0.20, front -0.01 alone)"
+    )
+    assert described({"loss": 1.0, "image_use": 0.25, "first_loss": 1.5}).endswith(
+        "rows; 1.50 on first decisions"
+    )
 
 
 def test_an_instruction_that_is_not_read_is_told_of_where_it_tells_tasks_apart():
@@ -398,14 +487,21 @@ def test_an_instruction_that_is_not_read_is_told_of_where_it_tells_tasks_apart()
     assert "2.090 with the instructions of other rows and 2.000" in verdict({**looks, "tasks": 2.0})
     assert verdict({**looks, "tasks": 2.0, "instruction_use": 0.1}) == ""
     both = verdict({**looks, "tasks": 2.0, "image_use": 0.0})
-    assert "does not look at its images" in both and "Also, the policy does not read its instruction" in both
-    assert described({**looks, "tasks": 2.0}).endswith("+1.00 with the images of other rows, +0.09 with their instructions")
+    assert (
+        "does not look at its images" in both
+        and "Also, the policy does not read its instruction" in both
+    )
+    assert described({**looks, "tasks": 2.0}).endswith(
+        "+1.00 with the images of other rows, +0.09 with their instructions"
+    )
 
 
 class _Goes(_Reader):
     """Predicts where its arm is, and, with the arm at 0, nothing."""
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
         return (actions[:, 0, 0] - observation.proprio[:, 0]).square().mean(), {}
 
 
@@ -413,8 +509,14 @@ def test_use_of_proprioception_and_the_loss_as_episodes_begin():
     observation, actions, valid = _pixels(10)
     arm = torch.arange(10.0)[:, None].repeat(1, P)
     policy = _Goes(None)
-    figures = input_use(policy, dataclasses.replace(observation, proprio=arm), actions, valid, seed=3)
+    figures = input_use(
+        policy, dataclasses.replace(observation, proprio=arm), actions, valid, seed=3
+    )
     other = derangement(10, torch.Generator().manual_seed(3)).float()
     assert figures["loss"] == 0.0
-    assert figures["proprio_use"] == pytest.approx(float((torch.arange(10.0) - other).square().mean()))
-    assert first_loss(policy, dataclasses.replace(observation, proprio=0 * arm), actions, valid) == pytest.approx(28.5)
+    assert figures["proprio_use"] == pytest.approx(
+        float((torch.arange(10.0) - other).square().mean())
+    )
+    assert first_loss(
+        policy, dataclasses.replace(observation, proprio=0 * arm), actions, valid
+    ) == pytest.approx(28.5)

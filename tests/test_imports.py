@@ -1,4 +1,5 @@
-"""The packages import where only torch, numpy, transformers and timm are installed, and find their own files."""
+"""The packages import where only torch, numpy, transformers and timm are installed, and find
+their own files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,19 @@ from vla_rl.errors import ConfigError, MissingDependency
 from vla_rl.moved import MOVED
 
 SDKS = [
-    *("robosuite", "mujoco", "numba", "sapien", "libero", "lerobot", "ray", "pyrealsense2", "diffusers", "peft", "wandb"),
+    *(
+        "robosuite",
+        "mujoco",
+        "numba",
+        "sapien",
+        "libero",
+        "lerobot",
+        "ray",
+        "pyrealsense2",
+        "diffusers",
+        "peft",
+        "wandb",
+    ),
     *("tensorboard", "rerun", "simplejpeg", "jaxtyping", "beartype", "hydra", "omegaconf", "rich"),
 ]
 PACKAGES = ("vla_rl", "policies", "sim", "real", "reward_models", "benchmarks")
@@ -42,13 +55,18 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 
 def run_without_sdks(code: str) -> subprocess.CompletedProcess:
     """Run ``code`` in a fresh interpreter that cannot import any of `SDKS`."""
-    return subprocess.run([sys.executable, "-c", _BLOCK + code], capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, "-c", _BLOCK + code], capture_output=True, text=True, timeout=240
+    )
 
 
 def modules_of(package: str) -> list[str]:
     root = Path(importlib.util.find_spec(package).origin).parent
     files = sorted(file for file in root.rglob("*.py") if file.name != "__main__.py")
-    return [".".join((package, *f.relative_to(root).with_suffix("").parts)).removesuffix(".__init__") for f in files]
+    return [
+        ".".join((package, *f.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        for f in files
+    ]
 
 
 def test_blocker_blocks():
@@ -59,23 +77,32 @@ def test_blocker_blocks():
 
 def test_data_types_need_torch_and_numpy_only():
     run = run_without_sdks(
-        "import vla_rl, vla_rl.types, vla_rl.interfaces, vla_rl.paths, policies, sim, real, reward_models\n"
-        "print(*sorted({'transformers', 'timm', 'torch', 'numpy'} & set(sys.modules)))"
+        "import vla_rl, vla_rl.types, vla_rl.interfaces, vla_rl.paths, policies, sim, real, "
+        "reward_models\nprint(*sorted({'transformers', 'timm', 'torch', 'numpy'} & "
+        "set(sys.modules)))"
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["numpy", "torch"]
 
 
 def test_help_and_mistakes_in_a_command_import_nothing_heavy(tmp_path):
-    """So that they are answered at once: neither parsing and composing nor any component's options nor `preflight` do."""
+    """So that they are answered at once: neither parsing and composing nor any component's
+    options nor `preflight` do."""
     commands = [
-        ["--help"], ["train", "--help"], ["eval", "--help"], ["train", "sede=1"], ["quickstart", "rl.iterations=-1"],
+        ["--help"],
+        ["train", "--help"],
+        ["eval", "--help"],
+        ["train", "sede=1"],
+        ["quickstart", "rl.iterations=-1"],
         ["train", "run=openvla_oft_libero_grpo", "policy.chunk_length=0"],
         ["train", "run=flow_quickstart", "reward=pairwise", "reward.done_weight=2"],
-        ["train", "run=toy", "phases=[rl]", f"output_dir={tmp_path}"], ["train", "run=toy", "device=gpu"],
-        ["train", "run=toy", "checkpoint=no/such/place"], ["eval", "no/such/place", "--suite", "toy"],
-        ["distill", "no/such/place"], ["reward", "score", "no/such/place", "reward=process", "reward.updates=0"],
-    ]  # fmt: skip
+        ["train", "run=toy", "phases=[rl]", f"output_dir={tmp_path}"],
+        ["train", "run=toy", "device=gpu"],
+        ["train", "run=toy", "checkpoint=no/such/place"],
+        ["eval", "no/such/place", "--suite", "toy"],
+        ["distill", "no/such/place"],
+        ["reward", "score", "no/such/place", "reward=process", "reward.updates=0"],
+    ]
     code = f"""
 import sys
 from vla_rl import build
@@ -106,7 +133,8 @@ def test_the_parser_needs_no_numpy():
 
 @pytest.mark.slow
 def test_all_imports_without_its_sdk_or_names_the_extra():
-    """Core, policies and reward models import whole; any component does, or says what is to be installed."""
+    """Core, policies and reward models import whole; any component does, or says what is to be
+    installed."""
     modules = modules_of("vla_rl") + modules_of("policies") + modules_of("reward_models")
     run = run_without_sdks(
         f"for name in {modules}: print(name, flush=True); importlib.import_module(name)\n"
@@ -164,15 +192,24 @@ except ConfigError as error:
 """
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
     )
     place = own.parent if own.name == "__init__.py" else own
-    assert done.stdout.startswith(f"{place} hides the package '{package}' of vla-rl"), done.stdout + done.stderr
+    assert done.stdout.startswith(f"{place} hides the package '{package}' of vla-rl"), (
+        done.stdout + done.stderr
+    )
     assert f"such as my_{place.name}" in done.stdout
 
 
-def test_a_module_by_its_older_place_is_found_and_an_import_of_it_names_the_new_one(tmp_path, monkeypatch):
-    """Strings that name a moved module go on working; what a user's own file imports there cannot, and says where it is."""
+def test_a_module_by_its_older_place_is_found_and_an_import_of_it_names_the_new_one(
+    tmp_path, monkeypatch
+):
+    """Strings that name a moved module go on working; what a user's own file imports there
+    cannot, and says where it is."""
     for old, new in MOVED.items():
         assert importlib.util.find_spec(new) is not None
         with pytest.raises(ModuleNotFoundError):
@@ -180,13 +217,17 @@ def test_a_module_by_its_older_place_is_found_and_an_import_of_it_names_the_new_
     assert build.attribute("vla_rl.algorithms.settings:PPOConfig") is PPOConfig
     (tmp_path / "my_algorithm.py").write_text("from vla_rl.algorithms.settings import PPOConfig\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"my_algorithm:Mine' imports vla_rl.algorithms.settings, which is vla_rl.config"):
+    with pytest.raises(
+        ConfigError,
+        match=r"my_algorithm:Mine' imports vla_rl.algorithms.settings, which is vla_rl.config",
+    ):
         build.attribute("my_algorithm:Mine")
 
 
 @pytest.mark.slow
 def test_a_training_imports_no_library_of_models():
-    """timm and transformers take seconds, and timm takes wandb along; only policies and rewards that use them pay."""
+    """timm and transformers take seconds, and timm takes wandb along; only policies and rewards
+    that use them pay."""
     code = """
 import sys, tempfile
 from vla_rl.config import compose

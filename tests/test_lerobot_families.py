@@ -1,4 +1,5 @@
-"""Families that came with lerobot 0.6, each as a small random policy: they act, learn and are stored as lerobot's own do."""
+"""Families that came with lerobot 0.6, each as a small random policy: they act, learn and are
+stored as lerobot's own do."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def with_frames(policy: LeRobotPolicy, batch: dict[str, Any]) -> dict[str, Any]:
     """As lerobot's loader and its evaluation stack them for a family that reads several frames."""
     if policy.stored.family != "multi_task_dit":
         return batch
-    frames = {key: value[:, None] for key, value in batch.items() if key.startswith("observation.images.")}
+    frames = {
+        key: value[:, None] for key, value in batch.items() if key.startswith("observation.images.")
+    }
     return {**batch, **frames, "observation.state": batch["observation.state"][:, None]}
 
 
@@ -75,14 +78,17 @@ def test_acts_and_learns_as_lerobot_does(
     before, after, theirs = policy.preprocessor, policy.postprocessor, policy.model
     noise = output.replay["chain"][:, 0]
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(torch, "randn", lambda *_, **__: noise.clone())  # lerobot draws its first noise itself
+        # lerobot draws its first noise itself
+        patch.setattr(torch, "randn", lambda *_, **__: noise.clone())
         batch = with_frames(policy, before(lerobot_batch(seen)))
         if policy.stored.family == "multi_task_dit":
             actions = theirs._generate_actions(theirs._prepare_batch(batch))
         else:
             actions = theirs.predict_action_chunk(batch)
     expected = after(actions)
-    torch.testing.assert_close(output.chunk.actions[:, : expected.shape[1]], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        output.chunk.actions[:, : expected.shape[1]], expected, rtol=0, atol=1e-5
+    )
 
     labels, valid = torch.randn(3, CHUNK, ACTIONS), torch.ones(3, CHUNK).bool()
     torch.manual_seed(3)
@@ -94,8 +100,11 @@ def test_acts_and_learns_as_lerobot_does(
 
 
 @EACH
-def test_stored_and_read(name: str, policies: dict[str, LeRobotPolicy], vlms: dict[str, str], tmp_path: Path) -> None:
-    """lerobot's own class loads what is written, a checkpoint of ours comes back, and lerobot's folder acts the same."""
+def test_stored_and_read(
+    name: str, policies: dict[str, LeRobotPolicy], vlms: dict[str, str], tmp_path: Path
+) -> None:
+    """lerobot's own class loads what is written, a checkpoint of ours comes back, and lerobot's
+    folder acts the same."""
     from lerobot.policies.factory import get_policy_class
     from safetensors.torch import load_file
 
@@ -105,15 +114,22 @@ def test_stored_and_read(name: str, policies: dict[str, LeRobotPolicy], vlms: di
     save_checkpoint(tmp_path / "ours", policy)
     published = LeRobotConfig(checkpoint=str(tmp_path / "theirs"), chunk_length=CHUNK, vlm=vlm)
     published.check_machine()
-    for again in (load_policy(tmp_path / "ours", lambda _: LeRobotPolicy), LeRobotPolicy.from_published(published, SPEC)):
+    for again in (
+        load_policy(tmp_path / "ours", lambda _: LeRobotPolicy),
+        LeRobotPolicy.from_published(published, SPEC),
+    ):
         chunk = again.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk
         torch.testing.assert_close(chunk.actions, before, rtol=0, atol=0)
     again.save_pretrained(tmp_path / "back")
-    first, back = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
+    first, back = (
+        load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back")
+    )
     assert set(first) == set(back) and all(torch.equal(first[key], back[key]) for key in first)
     if name == "xvla":  # (the other's class reads weights of CLIP from a hub first)
         theirs = get_policy_class("xvla").from_pretrained(tmp_path / "theirs")
-        assert all(torch.equal(x, policy.model.state_dict()[key]) for key, x in theirs.state_dict().items())
+        assert all(
+            torch.equal(x, policy.model.state_dict()[key]) for key, x in theirs.state_dict().items()
+        )
 
 
 @EACH
@@ -121,7 +137,7 @@ def test_grpo_through_the_chain(name: str, vlms: dict[str, str]) -> None:
     grpo_makes_the_better_likelier(new_policy(name, vlms[TRIED[name][0]]))
 
 
-# ------------------------------------------------------------------------------------------------- the table in the docs
+# ---------------------------------------------------------------------------- the table in the docs
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "how_to" / "lerobot.md"
 MARKS = "<!-- families: written by tests/test_lerobot_families.py -->\n", "<!-- end of families -->"
 REMARKS = {
@@ -140,13 +156,17 @@ def tried(policy: LeRobotPolicy, name: str) -> str:
     """The row of a policy: each use that is said is made here."""
     seen = observation(2)
     policy.act(seen, seeds=[1, 2])
-    loss, _ = policy.imitation_loss(seen, torch.zeros(2, CHUNK, ACTIONS), torch.ones(2, CHUNK).bool())
+    loss, _ = policy.imitation_loss(
+        seen, torch.zeros(2, CHUNK, ACTIONS), torch.ones(2, CHUNK).bool()
+    )
     loss.backward()
     policy.eval()
     chain = isinstance(policy, LeRobotChainPolicy)
     if chain:
         policy.evaluate(seen, policy.act(seen).replay).log_prob.sum().backward()
-        SteeredPolicy.from_base(SteeredConfig(hidden=[8], encoder=8), policy).act(seen, seeds=[1, 2])
+        SteeredPolicy.from_base(SteeredConfig(hidden=[8], encoder=8), policy).act(
+            seen, seeds=[1, 2]
+        )
     policy.zero_grad()
     residual = ResidualConfig(hidden=[8], encoder=8, copy_base=False, distribution="deterministic")
     ResidualPolicy(residual, policy).act(seen, deterministic=True, memory=[None] * 2)
@@ -154,11 +174,19 @@ def tried(policy: LeRobotPolicy, name: str) -> str:
     guided = "yes" if isinstance(policy, GuidedPolicy) and policy.guidable else "no"
     size = f"{policy.num_parameters() / 1000:,.0f} k"
     uses = ["yes", "yes", learns, "yes", steers, guided]
-    return "| " + " | ".join([f"`{name}`", FAMILIES[policy.stored.family].since, *uses, size, REMARKS[name]]) + " |"
+    return (
+        "| "
+        + " | ".join(
+            [f"`{name}`", FAMILIES[policy.stored.family].since, *uses, size, REMARKS[name]]
+        )
+        + " |"
+    )
 
 
 def test_the_docs_say_what_was_tried(
-    policies: dict[str, LeRobotPolicy], tmp_path_factory: pytest.TempPathFactory, vlms: dict[str, str]
+    policies: dict[str, LeRobotPolicy],
+    tmp_path_factory: pytest.TempPathFactory,
+    vlms: dict[str, str],
 ) -> None:
     """Writes the table where it is another and VLA_RL_WRITE_DOCS is set."""
     import test_lerobot_policies as older
@@ -168,7 +196,18 @@ def test_the_docs_say_what_was_tried(
     rows = [tried(older.new_policy(family, str(folder)), family) for family in older.TINY]
     rows += [tried(pi.new_policy(family, str(folder)), family) for family in ("pi0", "pi05")]
     rows += [tried(policy, name) for name, policy in policies.items()]
-    head = ["family", "lerobot", "acts", "SFT", "PPO, GRPO", "residual", "steering", "guided (RTC)", "tried at", ""]
+    head = [
+        "family",
+        "lerobot",
+        "acts",
+        "SFT",
+        "PPO, GRPO",
+        "residual",
+        "steering",
+        "guided (RTC)",
+        "tried at",
+        "",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows, ""]
     lines += ["All at small sizes with random weights. Refused by name:", ""]
     lines += [f"- `{family}`: {why}." for family, why in LEFT_OUT.items()]

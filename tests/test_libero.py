@@ -1,4 +1,5 @@
-"""LIBERO without a simulation: config, tasks, the package's files, hostile initial states, broken BDDL files."""
+"""LIBERO without a simulation: config, tasks, the package's files, hostile initial states,
+broken BDDL files."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ except MissingPackage as missing:
     installed = pytest.mark.skipif(True, reason=str(missing))
 
 
-# ------------------------------------------------------------------------------------------------------ config and tasks
+# --------------------------------------------------------------------------------- config and tasks
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -53,15 +54,26 @@ def test_config_errors_name_the_choices(values, words) -> None:
 @installed
 def test_five_suites_have_130_tasks_with_their_own_texts_files_and_horizons() -> None:
     counts = {suite: len(tasks.suite_tasks(suite)) for suite in tasks.SUITES}
-    assert counts == {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+    assert counts == {
+        "libero_spatial": 10,
+        "libero_object": 10,
+        "libero_goal": 10,
+        "libero_10": 10,
+        "libero_90": 90,
+    }
     horizons = [tasks.suite_tasks(suite)[0].horizon for suite in tasks.SUITES]
     assert horizons == [220, 280, 300, 520, 400]
     everything = [task for suite in tasks.SUITES for task in tasks.suite_tasks(suite)]
     assert len({task.task_id for task in everything}) == 130
     assert all(task.bddl_file.is_file() and task.init_file.is_file() for task in everything)
-    assert all(task.instruction.split()[0].islower() and "_" not in task.instruction for task in everything)
+    assert all(
+        task.instruction.split()[0].islower() and "_" not in task.instruction for task in everything
+    )
     task = tasks.suite_tasks("libero_10")[2]
-    assert task.name.startswith("KITCHEN_SCENE3") and task.instruction == "turn on the stove and put the moka pot on it"
+    assert (
+        task.name.startswith("KITCHEN_SCENE3")
+        and task.instruction == "turn on the stove and put the moka pot on it"
+    )
 
 
 @installed
@@ -69,11 +81,17 @@ def test_every_published_task_file_parses_within_the_sizes_of_the_privileged_sta
     for suite in tasks.SUITES:
         for task in tasks.suite_tasks(suite):
             problem = task.problem
-            assert 1 <= len(problem.goal) <= tasks.MAX_GOALS and 1 <= len(problem.objects) <= tasks.MAX_OBJECTS
+            assert (
+                1 <= len(problem.goal) <= tasks.MAX_GOALS
+                and 1 <= len(problem.objects) <= tasks.MAX_OBJECTS
+            )
             assert problem.language and problem.name.startswith("libero_")
     problem = tasks.suite_tasks("libero_object")[0].problem
     assert problem.goal == (("in", "alphabet_soup_1", "basket_1_contain_region"),)
-    assert problem.of_interest == ("alphabet_soup_1", "basket_1") and problem.objects["butter_1"] == "butter"
+    assert (
+        problem.of_interest == ("alphabet_soup_1", "basket_1")
+        and problem.objects["butter_1"] == "butter"
+    )
     assert problem.fixtures == {"floor": "floor"}
 
 
@@ -81,7 +99,10 @@ def test_every_published_task_file_parses_within_the_sizes_of_the_privileged_sta
 def test_tasks_are_found_by_id_number_and_name() -> None:
     suite = tasks.suite_tasks("libero_goal")
     assert tasks.find_tasks("libero_goal", []) == suite
-    assert tasks.find_tasks("libero_goal", ["libero_goal/3", "5", suite[3].name]) == (suite[3], suite[5])
+    assert tasks.find_tasks("libero_goal", ["libero_goal/3", "5", suite[3].name]) == (
+        suite[3],
+        suite[5],
+    )
     with pytest.raises(ConfigError, match=r"'libero_object/1'.*libero_goal/0 to libero_goal/9"):
         tasks.find_tasks("libero_goal", ["libero_object/1"])
     with pytest.raises(ConfigError, match="libero_spatial"):
@@ -90,11 +111,15 @@ def test_tasks_are_found_by_id_number_and_name() -> None:
 
 @installed
 def test_a_simulator_lists_its_tasks_without_building_anything() -> None:
-    simulator = LiberoSimulator(LiberoConfig(suite="libero_object", tasks=["1", "4"], horizon=50, camera_size=32))
+    simulator = LiberoSimulator(
+        LiberoConfig(suite="libero_object", tasks=["1", "4"], horizon=50, camera_size=32)
+    )
     assert [task.task_id for task in simulator.tasks] == ["libero_object/1", "libero_object/4"]
     assert {task.horizon for task in simulator.tasks} == {50}
     assert simulator.embodiment.action_dim == 7 and simulator.embodiment.proprio_dim == 8
-    assert simulator.tasks[0].instructions == ("pick up the cream cheese and place it in the basket",)
+    assert simulator.tasks[0].instructions == (
+        "pick up the cream cheese and place it in the basket",
+    )
     with pytest.raises(ConfigError, match="libero_object/0"):
         simulator.task("libero_object/0")
     assert [simulator.is_official(split) for split in ("train", "held_out")] == [False, True]
@@ -111,11 +136,21 @@ def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
 
 
 def test_conditions_name_look_controller_and_limit() -> None:
-    assert LiberoConfig(suite="libero_goal", look="light", controller="fast", camera_size=84).describe() == (
-        "light look at 84 px, fast control (relative), at most 300 control steps after 10 settling ones, 2 draws of openings"
+    assert LiberoConfig(
+        suite="libero_goal", look="light", controller="fast", camera_size=84
+    ).describe() == (
+        "light look at 84 px, fast control (relative), at most 300 control steps after 10 settling "
+        "ones, 2 draws of openings"
     )
-    assert "at most 90 control steps (the suite's own: 280)" in LiberoConfig(horizon=90, arm_noise=0.0).describe()
-    assert LiberoConfig(fixtures="loop", scene_seed=7).describe().endswith("2 draws of openings, fixtures loop from seed 7")
+    assert (
+        "at most 90 control steps (the suite's own: 280)"
+        in LiberoConfig(horizon=90, arm_noise=0.0).describe()
+    )
+    assert (
+        LiberoConfig(fixtures="loop", scene_seed=7)
+        .describe()
+        .endswith("2 draws of openings, fixtures loop from seed 7")
+    )
     assert "no arm noise" in LiberoConfig(arm_noise=0.0).initial_states("train")
     assert "arm noise 0.02 rad" in LiberoConfig().initial_states("train")
 
@@ -125,8 +160,14 @@ def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
     from vla_rl import config as configs
     from vla_rl.commands.evaluate import config_of_checkpoint
 
-    plain = config_of_checkpoint(tmp_path / "checkpoint", "libero_goal", ["env.camera_size=64", "env.tasks=[0,2]"])
-    assert plain.env_type == "libero" and plain.env.suite == "libero_goal" and plain.env.tasks == ["0", "2"]
+    plain = config_of_checkpoint(
+        tmp_path / "checkpoint", "libero_goal", ["env.camera_size=64", "env.tasks=[0,2]"]
+    )
+    assert (
+        plain.env_type == "libero"
+        and plain.env.suite == "libero_goal"
+        and plain.env.tasks == ["0", "2"]
+    )
     options = ["env.suite=libero_object", "env.tasks=[3]", "env.camera_size=96", "env.horizon=99"]
     run = configs.compose(["~run", "env=libero", *options])
     configs.save(run, tmp_path / "config.yaml")
@@ -138,7 +179,7 @@ def test_a_suite_is_named_on_the_command_line(tmp_path) -> None:
     assert config_of_checkpoint(checkpoint, "libero_goal", ["env.horizon=50"]).env.horizon == 50
 
 
-# ------------------------------------------------------------------------------------------------- the package's own files
+# -------------------------------------------------------------------------- the package's own files
 @pytest.fixture
 def fake_package(tmp_path, monkeypatch) -> Path:
     """A LIBERO package without assets, and a home of its own."""
@@ -163,8 +204,13 @@ def test_the_config_file_is_written_once_and_never_changed(fake_package, tmp_pat
     assert package.ensure_config() == path and path.read_text() == mine
 
 
-@pytest.mark.parametrize("text", ["datasets: /mine\n", 'bddl_files: "/gone/bddl_files"\ninit_states: "/gone/init_files"\n'])
-def test_a_config_file_whose_folders_are_gone_is_left_alone_and_not_used(fake_package, tmp_path, monkeypatch, text) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["datasets: /mine\n", 'bddl_files: "/gone/bddl_files"\ninit_states: "/gone/init_files"\n'],
+)
+def test_a_config_file_whose_folders_are_gone_is_left_alone_and_not_used(
+    fake_package, tmp_path, monkeypatch, text
+) -> None:
     """As a deleted environment leaves it; LIBERO, imported or not, then reads another."""
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "mine"))
     (tmp_path / "mine").mkdir()
@@ -174,11 +220,17 @@ def test_a_config_file_whose_folders_are_gone_is_left_alone_and_not_used(fake_pa
     path = package.ensure_config()
     assert path.is_relative_to(tmp_path / "home" / ".cache" / "vla_rl")
     assert str(fake_package / "init_files") in path.read_text()
-    assert imported.config_file == str(path) and os.environ["LIBERO_CONFIG_PATH"] == str(path.parent)
-    assert package.ensure_config() == path and (tmp_path / "mine" / "config.yaml").read_text() == text
+    assert imported.config_file == str(path) and os.environ["LIBERO_CONFIG_PATH"] == str(
+        path.parent
+    )
+    assert (
+        package.ensure_config() == path and (tmp_path / "mine" / "config.yaml").read_text() == text
+    )
 
 
-def test_a_config_folder_that_cannot_be_written_is_a_clear_error(fake_package, tmp_path, monkeypatch) -> None:
+def test_a_config_folder_that_cannot_be_written_is_a_clear_error(
+    fake_package, tmp_path, monkeypatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "file"))
     with pytest.raises(UserError, match="LIBERO_CONFIG_PATH"):
@@ -188,7 +240,9 @@ def test_a_config_folder_that_cannot_be_written_is_a_clear_error(fake_package, t
 def test_missing_and_partial_assets_are_clear_errors(fake_package, tmp_path) -> None:
     with pytest.raises(MissingDependency, match=r"HF_HUB_OFFLINE.*env\.assets"):
         package.find_assets()
-    assert not (tmp_path / "home" / ".cache").exists(), "a failed download leaves no empty folder behind"
+    assert not (tmp_path / "home" / ".cache").exists(), (
+        "a failed download leaves no empty folder behind"
+    )
     with pytest.raises(MissingDependency, match=r"no folder.*nowhere"):
         package.find_assets(str(tmp_path / "nowhere"))
     copy = tmp_path / "copy"
@@ -207,13 +261,17 @@ def test_assets_are_found_where_the_package_downloads_them(fake_package, tmp_pat
     assert package.find_assets() == place.resolve()
 
 
-def test_assets_of_packages_go_before_a_download_and_must_be_whole(fake_package, tmp_path, monkeypatch) -> None:
+def test_assets_of_packages_go_before_a_download_and_must_be_whole(
+    fake_package, tmp_path, monkeypatch
+) -> None:
     packaged, downloaded = tmp_path / "packaged", tmp_path / "home" / ".cache" / "libero" / "assets"
     for name in package.ASSET_FOLDERS:
         (packaged / name).mkdir(parents=True)
         (downloaded / name).mkdir(parents=True)
     monkeypatch.setattr(package.copies, "packaged", lambda: packaged)
-    with pytest.raises(MissingDependency, match=r"not whole: 864 of 864 files are missing .*vla-rl libero assets"):
+    with pytest.raises(
+        MissingDependency, match=r"not whole: 864 of 864 files are missing .*vla-rl libero assets"
+    ):
         package.find_assets()
     monkeypatch.setattr(package.copies, "published", dict)
     assert package.find_assets() == packaged.resolve()
@@ -240,7 +298,7 @@ def test_without_the_package_the_extra_to_install_is_named(monkeypatch) -> None:
         package.root()
 
 
-# --------------------------------------------------------------------------------------------------------- initial states
+# ----------------------------------------------------------------------------------- initial states
 class Hostile:
     """A pickle that runs a command when it is loaded without care."""
 
@@ -272,12 +330,18 @@ def test_all_official_states_are_read_and_equal_those_that_torch_loads() -> None
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_come_back_as_they_were(tmp_path, order) -> None:
     states = np.asarray(np.random.default_rng(0).normal(size=(3, 5)), order=order)
-    np.testing.assert_array_equal(read_init_states(saved(tmp_path / "a.pruned_init", states)), states)
+    np.testing.assert_array_equal(
+        read_init_states(saved(tmp_path / "a.pruned_init", states)), states
+    )
 
 
 def test_hostile_content_is_refused_and_not_run(tmp_path) -> None:
     target = tmp_path / "made_by_the_pickle"
-    for content in (Hostile(target), [Hostile(target)], {"states": np.zeros((2, 3)), "x": Hostile(target)}):
+    for content in (
+        Hostile(target),
+        [Hostile(target)],
+        {"states": np.zeros((2, 3)), "x": Hostile(target)},
+    ):
         with pytest.raises(UserError, match=r"nothing but numpy arrays.*reinstall hf-libero"):
             read_init_states(saved(tmp_path / "evil.pruned_init", content))
     objects = np.array([[Hostile(target)]], dtype=object)
@@ -287,7 +351,9 @@ def test_hostile_content_is_refused_and_not_run(tmp_path) -> None:
     before = np.dtype(np.float64)
     with pytest.raises(UserError):
         read_init_states(saved(tmp_path / "swapped.pruned_init", np.zeros((2, 3), dtype=">i2")))
-    assert np.dtype(np.float64) == before and np.dtype("f8").byteorder == "=", "numpy's own types are not touched"
+    assert np.dtype(np.float64) == before and np.dtype("f8").byteorder == "=", (
+        "numpy's own types are not touched"
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +377,7 @@ def test_files_that_hold_no_states_are_clear_errors(tmp_path, content, words) ->
         read_init_states(path)
 
 
-# ------------------------------------------------------------------------------------------------------------------- BDDL
+# --------------------------------------------------------------------------------------------- BDDL
 GOOD = """
 (define (problem LIBERO_Floor_Manipulation)  ; a comment
   (:domain robosuite)

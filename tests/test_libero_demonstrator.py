@@ -1,4 +1,5 @@
-"""LIBERO's scripted experts: grasps that fit the shape and its surroundings, recovery, noise, collection."""
+"""LIBERO's scripted experts: grasps that fit the shape and its surroundings, recovery, noise,
+collection."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TASK = "libero_object/1"  # cream cheese into the basket
 FINGERS = np.array([0.0, 1.0])  # along y, as LIBERO's arm starts
 
 
-# --------------------------------------------------------------------------------------------------------------- grasps
+# ------------------------------------------------------------------------------------------- grasps
 def world(target: str, *others: str):
     """Shapes of a small scene, and the body of its object ``target`` (geoms in XML)."""
     import mujoco
@@ -28,7 +29,8 @@ def world(target: str, *others: str):
 
     bodies = "".join(f"<body>{geoms}</body>" for geoms in others)
     model = mujoco.MjModel.from_xml_string(
-        f"<mujoco><worldbody><geom type='plane' size='1 1 1'/><body><freejoint/>{target}</body>{bodies}</worldbody></mujoco>"
+        "<mujoco><worldbody><geom type='plane' size='1 1 "
+        f"1'/><body><freejoint/>{target}</body>{bodies}</worldbody></mujoco>"
     )
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -63,7 +65,8 @@ def test_a_box_too_long_for_the_fingers_is_grasped_across_its_narrow_side() -> N
 
 def test_the_hand_turns_less_where_less_is_enough() -> None:
     _, angle, _ = grasp_in(*world(box(0.06, 0.015, 0.05, "0 0 0.05", turn=30.0)))
-    assert angle == pytest.approx(15.0)  # at 0 it is too long for the fingers; its narrow side is at 30
+    # at 0 it is too long for the fingers; its narrow side is at 30
+    assert angle == pytest.approx(15.0)
 
 
 def test_flat_things_are_grasped_above_the_ground() -> None:
@@ -77,7 +80,11 @@ def test_a_vessel_is_grasped_by_its_rim_on_the_free_side() -> None:
         for a in np.arange(0, 2 * np.pi, np.pi / 8)
     )
     place, angle, _ = grasp_in(*world(wall))
-    assert angle == pytest.approx(0.0) and abs(place[1]) == pytest.approx(0.05, abs=0.006) and abs(place[0]) < 1e-6
+    assert (
+        angle == pytest.approx(0.0)
+        and abs(place[1]) == pytest.approx(0.05, abs=0.006)
+        and abs(place[0]) < 1e-6
+    )
     assert place[2] == pytest.approx(0.05 - 0.012)
     for side in (1.0, -1.0):
         blocked, angle, _ = grasp_in(*world(wall, box(0.05, 0.02, 0.04, f"0 {side * 0.1} 0.04")))
@@ -100,7 +107,9 @@ def test_rotation_vector() -> None:
     for quaternion in rng.normal(size=(20, 4)):
         quaternion /= np.linalg.norm(quaternion) * np.sign(quaternion[3])
         expected = transforms.quat2axisangle(quaternion.copy())
-        np.testing.assert_allclose(_rotation_vector(transforms.quat2mat(quaternion)), expected, atol=1e-5)
+        np.testing.assert_allclose(
+            _rotation_vector(transforms.quat2mat(quaternion)), expected, atol=1e-5
+        )
     np.testing.assert_array_equal(_rotation_vector(np.eye(3)), np.zeros(3))
 
 
@@ -112,12 +121,15 @@ def test_other_goals_are_refused() -> None:
 
     problem = SimpleNamespace(goal=(("open", "cabinet_1_top_region"),), objects={})
     scene = SimpleNamespace(model=None, task=SimpleNamespace(task_id="libero_goal/0"))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError, match=r"libero_goal/0.*dataset=FOLDER"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(ConfigError, match=r"libero_goal/0.*dataset=FOLDER"),
+    ):
         patch.setattr("sim.libero.demonstrator.Shapes", NoShapes)
         PickAndPlace(SimpleNamespace(problem=problem, scene=scene, data=None))
 
 
-# ---------------------------------------------------------------------------------------------------------- whole tasks
+# -------------------------------------------------------------------------------------- whole tasks
 @pytest.fixture(scope="module")
 def simulator():
     """One scene for the whole file, drawn small."""
@@ -125,7 +137,9 @@ def simulator():
         pytest.skip(f"needs LIBERO: {problem}")
     from sim.libero.collect import Blind
 
-    config = LiberoConfig(tasks=["1"], look="light", controller="fast", cameras=["agentview"], camera_size=16)
+    config = LiberoConfig(
+        tasks=["1"], look="light", controller="fast", cameras=["agentview"], camera_size=16
+    )
     simulator = Blind(config)
     yield simulator
     simulator.close()
@@ -134,7 +148,9 @@ def simulator():
 def collect(simulator, init_state: int, **options):
     from sim.libero.collect import collect_episode
 
-    return collect_episode(simulator, EpisodeSpec(TASK, init_state, split="train", seed=init_state), **options)
+    return collect_episode(
+        simulator, EpisodeSpec(TASK, init_state, split="train", seed=init_state), **options
+    )
 
 
 def test_expert_solves_the_task_with_and_without_noise(simulator) -> None:
@@ -146,7 +162,8 @@ def test_expert_solves_the_task_with_and_without_noise(simulator) -> None:
         assert run["proprio"].shape == (steps, 8) and np.abs(run["actions"]).max() <= 1.0
         assert run["instruction"] == "pick up the cream cheese and place it in the basket"
         assert set(run["actions"][:, 6]) == {-1.0, 1.0}
-        assert not run["actions"][20:, 3:6].any()  # the hand turns on the way, and is still afterwards
+        # the hand turns on the way, and is still afterwards
+        assert not run["actions"][20:, 3:6].any()
 
 
 def test_noise_follows_from_the_seed_and_speed_slows_the_expert(simulator) -> None:
@@ -155,7 +172,9 @@ def test_noise_follows_from_the_seed_and_speed_slows_the_expert(simulator) -> No
     slow = collect(simulator, 3, speed=0.5)
     fast = collect(simulator, 3)
     assert slow["success"] and len(slow["actions"]) > 1.4 * len(fast["actions"])
-    assert np.abs(slow["actions"][:, :6]).max() <= 0.5 and np.abs(fast["actions"][:, :6]).max() == 1.0
+    assert (
+        np.abs(slow["actions"][:, :6]).max() <= 0.5 and np.abs(fast["actions"][:, :6]).max() == 1.0
+    )
 
 
 def test_expert_picks_up_again_what_it_lost(simulator) -> None:
@@ -185,7 +204,8 @@ def never_closes(highest: float, action: np.ndarray) -> np.ndarray:
 
 
 def up_and(gripper: float, limit: float):
-    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with ``gripper`` as its command."""
+    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with
+    ``gripper`` as its command."""
 
     def change(highest: float, action: np.ndarray) -> np.ndarray:
         if highest > limit:
@@ -224,7 +244,8 @@ def test_an_episode_that_fails_says_how(simulator, change, kind) -> None:
 
 
 def test_the_box_around_an_object_holds_its_points(simulator) -> None:
-    """Worked out from the corners of the geoms' boxes, against the vertices of its collision shapes."""
+    """Worked out from the corners of the geoms' boxes, against the vertices of its collision
+    shapes."""
     from sim.libero.demonstrator import Shapes
 
     simulator.start(0, EpisodeSpec(TASK, 1, split="train"))
@@ -239,7 +260,10 @@ def test_goals_beyond_pick_and_place_are_not_told() -> None:
     from sim.libero.backend import TaskScene
 
     objects = {"bowl_1": "bowl"}
-    for goal in [(("open", "cabinet_1_top_region"),), (("in", "bowl_1", "drawer"), ("close", "drawer"))]:
+    for goal in [
+        (("open", "cabinet_1_top_region"),),
+        (("in", "bowl_1", "drawer"), ("close", "drawer")),
+    ]:
         scene = SimpleNamespace(problem=SimpleNamespace(goal=goal, objects=objects))
         assert TaskScene.tracker(scene, None) is None
 
@@ -250,24 +274,32 @@ def test_absolute_control_is_refused(simulator) -> None:
         collect(absolute, 0)
 
 
-def test_command_prints_a_table_with_a_row_per_task_and_noise(monkeypatch, simulator, capsys) -> None:
+def test_command_prints_a_table_with_a_row_per_task_and_noise(
+    monkeypatch, simulator, capsys
+) -> None:
     from sim.libero import collect as module
 
     monkeypatch.setattr(module, "Blind", lambda config: simulator)
     monkeypatch.setattr(simulator, "close", lambda: None)
     module.main(["--tasks", "1", "--episodes", "1", "--noise", "0", "0.1"])
     rows = capsys.readouterr().out.splitlines()[2:]
-    assert len(rows) == 2 and all(row.startswith(f"| {TASK} | pick up the cream cheese") for row in rows)
+    assert len(rows) == 2 and all(
+        row.startswith(f"| {TASK} | pick up the cream cheese") for row in rows
+    )
     assert all("| 1 of 1 |" in row for row in rows)
 
 
-# -------------------------------------------------------------------------------------------------------------- plugged in
+# --------------------------------------------------------------------------------------- plugged in
 def test_run_config_and_registry() -> None:
     from sim.libero.collect import collect_episode
 
     assert build.attribute(build.env_entry("libero").collect) is collect_episode
     config = compose(["run=libero_object_nano"])
-    assert config.tasks == config.env.tasks and config.env_type == "libero" and config.env.init_states == "split"
+    assert (
+        config.tasks == config.env.tasks
+        and config.env_type == "libero"
+        and config.env.init_states == "split"
+    )
     assert config.env.horizon == 0  # LIBERO's own limit
     assert not config.algorithm.bootstrap_truncated
 
@@ -285,11 +317,17 @@ def test_collected_datasets_load_in_lerobot(tmp_path, monkeypatch) -> None:
     env = LiberoConfig(tasks=["1"], look="light", controller="fast", camera_size=32)
     settings = CollectConfig(episodes_per_task=1, action_noise=0.1, workers=1)
     folder = tmp_path / "dataset"
-    counts = collect_demonstrations("libero", env, [TASK], settings, seed=0, folder=folder, progress=lambda *_, **__: None)
+    counts = collect_demonstrations(
+        "libero", env, [TASK], settings, seed=0, folder=folder, progress=lambda *_, **__: None
+    )
     assert counts["episodes"] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lerobot's own imports warn
         lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset")
-        theirs = lerobot.LeRobotDataset("local/demos", root=folder, video_backend="pyav", tolerance_s=1e-3)
+        theirs = lerobot.LeRobotDataset(
+            "local/demos", root=folder, video_backend="pyav", tolerance_s=1e-3
+        )
     assert len(theirs) == counts["control_steps"]
-    assert theirs[0]["action"].shape == (7,) and theirs[0]["task"].startswith("pick up the cream cheese")
+    assert theirs[0]["action"].shape == (7,) and theirs[0]["task"].startswith(
+        "pick up the cream cheese"
+    )

@@ -43,7 +43,8 @@ TEXTS = ("pick up the milk and place it in the basket", "turn on the stove")
 
 
 def demonstration(seed: int) -> dict[str, np.ndarray]:
-    """Random rows; the actions of steps 0, 3 and 5 do nothing, that of step 6 only closes the gripper."""
+    """Random rows; the actions of steps 0, 3 and 5 do nothing, that of step 6 only closes the
+    gripper."""
     rng = np.random.default_rng(seed)
     actions = np.concatenate([rng.uniform(-1, 1, (STEPS, 6)), np.full((STEPS, 1), -1.0)], axis=1)
     actions[[0, 3, 5, 6], :6] = 0.0
@@ -77,14 +78,30 @@ def write_hdf5(folder: Path, demos: int = 11, convention: str | None = "opengl")
 
 
 def read(path: Path, spec: EmbodimentSpec = SPEC, **options: object) -> DemonstrationDataset:
-    settings: dict = {"instructions": TEXTS, "episodes_per_task": 50, "keep_noops": False, **options}
+    settings: dict = {
+        "instructions": TEXTS,
+        "episodes_per_task": 50,
+        "keep_noops": False,
+        **options,
+    }
     return load_published(LiberoDemonstrations, path, spec, 4, Wanted(**settings))
 
 
 def test_noops_are_those_of_openvla() -> None:
-    """A step that only changes the gripper stays, also right after a dropped one; a first step that moves nothing goes."""
+    """A step that only changes the gripper stays, also right after a dropped one; a first step
+    that moves nothing goes."""
     still, move = [0.0] * 6, [0.1] + [0.0] * 5
-    actions = np.array([[*still, -1], [*move, -1], [*still, -1], [*still, 1], [*still, 1], [*move, 1], [1e-5] * 6 + [1]])
+    actions = np.array(
+        [
+            [*still, -1],
+            [*move, -1],
+            [*still, -1],
+            [*still, 1],
+            [*still, 1],
+            [*move, 1],
+            [1e-5] * 6 + [1],
+        ]
+    )
     assert moving_steps(actions).tolist() == [False, True, False, True, False, True, False]
     assert moving_steps(np.array([[*still, 1.0], [*still, -1.0]])).tolist() == [False, False]
 
@@ -92,13 +109,21 @@ def test_noops_are_those_of_openvla() -> None:
 def test_published_rows_are_paired_with_the_next_action(tmp_path: Path) -> None:
     """LIBERO's recorder stores what it sees after each action."""
     dataset = read(write_hdf5(tmp_path / "libero_object"), keep_noops=True)
-    assert len(dataset.episodes) == 22 and dataset.instructions == TEXTS[::-1]  # files in alphabetical order
-    assert [e.init_state_id for e in dataset.episodes[:11]] == list(range(11))  # demo_10 after demo_9
+    # files in alphabetical order
+    assert len(dataset.episodes) == 22 and dataset.instructions == TEXTS[::-1]
+    # demo_10 after demo_9
+    assert [e.init_state_id for e in dataset.episodes[:11]] == list(range(11))
     episode = dataset.episodes[11]
-    assert episode.task_id == TASKS[0] and episode.instruction == TEXTS[0] and episode.length == STEPS - 1
+    assert (
+        episode.task_id == TASKS[0]
+        and episode.instruction == TEXTS[0]
+        and episode.length == STEPS - 1
+    )
     rows, part = demonstration(0), slice(episode.start, episode.start + episode.length)
     np.testing.assert_array_equal(dataset.actions[part], rows["actions"][1:].astype(np.float32))
-    state = np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1)[:-1].astype(np.float32)
+    state = np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1)[:-1].astype(
+        np.float32
+    )
     np.testing.assert_array_equal(dataset.proprio[part], state)
     for camera, name in (("agentview", "agentview_rgb"), ("robot0_eye_in_hand", "eye_in_hand_rgb")):
         turned = np.rot90(rows[name][:-1], 2, axes=(1, 2))  # by 180 degrees
@@ -106,22 +131,30 @@ def test_published_rows_are_paired_with_the_next_action(tmp_path: Path) -> None:
 
 
 def test_regenerated_rows_are_paired_with_their_own_action(tmp_path: Path) -> None:
-    dataset = read(write_hdf5(tmp_path, demos=1, convention=None), keep_noops=True, instructions=TEXTS[:1])
+    dataset = read(
+        write_hdf5(tmp_path, demos=1, convention=None), keep_noops=True, instructions=TEXTS[:1]
+    )
     rows = demonstration(0)
     np.testing.assert_array_equal(dataset.actions, rows["actions"].astype(np.float32))
     np.testing.assert_array_equal(dataset.images["agentview"], rows["agentview_rgb"][:, ::-1, ::-1])
 
 
 def test_images_of_the_other_convention_are_only_mirrored(tmp_path: Path) -> None:
-    dataset = read(write_hdf5(tmp_path, demos=1, convention="opencv"), keep_noops=True, instructions=TEXTS[:1])
-    np.testing.assert_array_equal(dataset.images["agentview"], demonstration(0)["agentview_rgb"][:-1, :, ::-1])
+    dataset = read(
+        write_hdf5(tmp_path, demos=1, convention="opencv"), keep_noops=True, instructions=TEXTS[:1]
+    )
+    np.testing.assert_array_equal(
+        dataset.images["agentview"], demonstration(0)["agentview_rgb"][:-1, :, ::-1]
+    )
 
 
 def test_noops_are_dropped_with_their_rows(tmp_path: Path) -> None:
     dataset = read(write_hdf5(tmp_path, demos=1, convention=None), instructions=TEXTS[:1])
     rows, kept = demonstration(0), [1, 2, 4, 6, 7, 8]
     np.testing.assert_array_equal(dataset.actions, rows["actions"][kept].astype(np.float32))
-    np.testing.assert_array_equal(dataset.images["agentview"], rows["agentview_rgb"][kept, ::-1, ::-1])
+    np.testing.assert_array_equal(
+        dataset.images["agentview"], rows["agentview_rgb"][kept, ::-1, ::-1]
+    )
     _, chunk, valid = dataset.at(torch.tensor([3]))
     np.testing.assert_array_equal(chunk[0, :3], rows["actions"][[6, 7, 8]].astype(np.float32))
     assert valid.tolist() == [[True, True, True, False]]
@@ -130,9 +163,13 @@ def test_noops_are_dropped_with_their_rows(tmp_path: Path) -> None:
 def test_only_the_tasks_and_as_many_as_asked_for(tmp_path: Path) -> None:
     folder = write_hdf5(tmp_path / "suite")
     dataset = read(folder, instructions=[TEXTS[1].upper()], episodes_per_task=3)
-    assert [(e.task_id, e.init_state_id) for e in dataset.episodes] == [(TASKS[1], i) for i in range(3)]
+    assert [(e.task_id, e.init_state_id) for e in dataset.episodes] == [
+        (TASKS[1], i) for i in range(3)
+    ]
     assert len(read(folder / f"{TASKS[0]}_demo.hdf5").episodes) == 11  # a single file
-    with pytest.raises(DatasetError, match=r"2 files\), none of the tasks asked for: \['open the drawer'\]"):
+    with pytest.raises(
+        DatasetError, match=r"2 files\), none of the tasks asked for: \['open the drawer'\]"
+    ):
         read(folder, instructions=["open the drawer"])
 
 
@@ -145,9 +182,15 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     folder = write_hdf5(tmp_path / "suite", demos=1)
     for changes, text in (
         ({"cameras": (CameraSpec("agentview", 16, 16),)}, "set env.camera_size=8"),
-        ({"cameras": (CameraSpec("frontview", SIZE, SIZE),)}, "no camera 'frontview', only agentview"),
+        (
+            {"cameras": (CameraSpec("frontview", SIZE, SIZE),)},
+            "no camera 'frontview', only agentview",
+        ),
         ({"action_high": (3.0,) * 7}, "env.control_mode=relative"),
-        ({"proprio_names": tuple("abcdefg")}, r"demo_0, observation.state: it has the shape \[9, 8\], and \[9, 7\] is"),
+        (
+            {"proprio_names": tuple("abcdefg")},
+            r"demo_0, observation.state: it has the shape \[9, 8\], and \[9, 7\] is",
+        ),
     ):
         with pytest.raises(UserError, match=text):
             read(folder, dataclasses.replace(SPEC, **changes))
@@ -167,15 +210,20 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
 
 
 def write_lerobot(folder: Path, names: dict[str, str]) -> Path:
-    """Both tasks in a v3 folder as a conversion has it: other feature names, no embodiment, 10 Hz."""
+    """Both tasks in a v3 folder as a conversion has it: other feature names, no embodiment, 10
+    Hz."""
     with DemonstrationWriter(folder, dataclasses.replace(SPEC, control_hz=10.0)) as writer:
         for i in range(4):
             rows = demonstration(i)
             writer.add_episode(
                 {"agentview": rows["agentview_rgb"], "robot0_eye_in_hand": rows["eye_in_hand_rgb"]},
                 np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1),
-                rows["actions"], TEXTS[i % 2], success=True, task_id="", init_state_id=i,
-            )  # fmt: skip
+                rows["actions"],
+                TEXTS[i % 2],
+                success=True,
+                task_id="",
+                init_state_id=i,
+            )
     import pyarrow.parquet
 
     (folder / "meta/embodiment.json").unlink()
@@ -186,7 +234,9 @@ def write_lerobot(folder: Path, names: dict[str, str]) -> Path:
     (folder / "meta/info.json").write_text(json.dumps(info))
     for file in (folder / "data").rglob("*.parquet"):
         table = pyarrow.parquet.read_table(file)
-        pyarrow.parquet.write_table(table.rename_columns([names.get(n, n) for n in table.column_names]), file)
+        pyarrow.parquet.write_table(
+            table.rename_columns([names.get(n, n) for n in table.column_names]), file
+        )
     return folder
 
 
@@ -201,8 +251,11 @@ def test_lerobot_conversions(tmp_path: Path, wrist: str) -> None:
     rows, kept = demonstration(0), [1, 2, 4, 6, 7, 8]
     assert len(dataset.episodes) == 1 and dataset.episodes[0].instruction == TEXTS[0]
     np.testing.assert_array_equal(dataset.actions, rows["actions"][kept].astype(np.float32))
-    np.testing.assert_array_equal(dataset.images["agentview"], rows["agentview_rgb"][kept])  # turned already
-    np.testing.assert_array_equal(dataset.images["robot0_eye_in_hand"], rows["eye_in_hand_rgb"][kept])
+    # turned already
+    np.testing.assert_array_equal(dataset.images["agentview"], rows["agentview_rgb"][kept])
+    np.testing.assert_array_equal(
+        dataset.images["robot0_eye_in_hand"], rows["eye_in_hand_rgb"][kept]
+    )
     assert len(read(folder, keep_noops=True)) == 4 * STEPS
     with pytest.raises(DatasetError, match=r"none of the tasks asked for"):
         read(folder, instructions=["open the drawer"])
@@ -218,10 +271,17 @@ def test_own_datasets_are_read_as_they_are(tmp_path: Path) -> None:
         writer.add_episode(
             {"agentview": rows["agentview_rgb"], "robot0_eye_in_hand": rows["eye_in_hand_rgb"]},
             np.concatenate([rows["ee_states"], rows["gripper_states"]], axis=1),
-            rows["actions"], TEXTS[0], success=True, task_id="libero_object/0", init_state_id=0,
-        )  # fmt: skip
+            rows["actions"],
+            TEXTS[0],
+            success=True,
+            task_id="libero_object/0",
+            init_state_id=0,
+        )
     assert len(read(tmp_path / "own")) == STEPS  # no-ops too
-    with pytest.raises(DatasetError, match="0 of 1 episodes have an instruction of the run's tasks; this one is 'pick"):
+    with pytest.raises(
+        DatasetError,
+        match="0 of 1 episodes have an instruction of the run's tasks; this one is 'pick",
+    ):
         read(tmp_path / "own", instructions=["another"])
 
 
@@ -234,7 +294,13 @@ def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
         collect=CollectConfig(episodes_per_task=2),
     )
     task = TaskSpec("libero_object/0", TEXTS[:1], (), 280)
-    run = SimpleNamespace(config=config, env=SimpleNamespace(embodiment=SPEC), dir=tmp_path, asked=list(task.instructions))
+    run = SimpleNamespace(
+        config=config,
+        env=SimpleNamespace(embodiment=SPEC),
+        dir=tmp_path,
+        asked=list(task.instructions),
+    )
     dataset = demonstrations(run)
     assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
-    assert [e.length for e in dataset.episodes] == [6, 6]  # of 8 rows, without those whose next action does nothing
+    # of 8 rows, without those whose next action does nothing
+    assert [e.length for e in dataset.episodes] == [6, 6]

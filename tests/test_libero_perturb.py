@@ -1,4 +1,5 @@
-"""LIBERO's perturbations: words, pictures, scenes; each repeats, none leaks into another slot. And faults of LIBERO runs."""
+"""LIBERO's perturbations: words, pictures, scenes; each repeats, none leaks into another slot.
+And faults of LIBERO runs."""
 
 from __future__ import annotations
 
@@ -30,19 +31,22 @@ REST = np.tile(np.float32([0, 0, 0, 0, 0, 0, -1]), (8, 1))
 LEVELS = range(1, 6)
 
 
-# ------------------------------------------------------------------------------------------------------------------ words
+# -------------------------------------------------------------------------------------------- words
 @installed
 def test_every_instruction_has_other_words_at_every_level() -> None:
     texts = sorted({task.instruction for suite in SUITES for task in suite_tasks(suite)})
     for i, text in enumerate(texts):
         versions = [paraphrase(text, level, np.random.default_rng(i)) for level in LEVELS]
-        assert text not in versions and versions == [paraphrase(text, n, np.random.default_rng(i)) for n in LEVELS]
+        assert text not in versions and versions == [
+            paraphrase(text, n, np.random.default_rng(i)) for n in LEVELS
+        ]
         assert text in versions[0], "level 1 pads"
         assert text not in versions[3] and text not in versions[4], "nouns are described"
 
 
 DRAWERS, SHELF = {"wooden_cabinet", "white_cabinet"}, {"wooden_two_layer_shelf"}
-STANDS_FOR = {  # words that a paraphrase may use, and the categories of which the scene must then have one
+# words that a paraphrase may use, and the categories of which the scene must then have one
+STANDS_FOR = {
     r"drawers?|pull-out|sliding|slides out|set of": DRAWERS,
     r"shelf unit|boards|ledge|wooden (board|surface)|for storage": SHELF,
     r"soup|broth": {"alphabet_soup"},
@@ -50,7 +54,12 @@ STANDS_FOR = {  # words that a paraphrase may use, and the categories of which t
     r"tomato|pasta": {"tomato_sauce", "alphabet_soup"},
     r"ketchup|catsup|fries": {"ketchup"},
     r"bowl|basin|crock|vessel for cereal": {"akita_black_bowl", "white_bowl"},
-    r"cups?|beaker|hot drinks": {"porcelain_mug", "red_coffee_mug", "white_yellow_mug", "glazed_rim_porcelain_ramekin"},
+    r"cups?|beaker|hot drinks": {
+        "porcelain_mug",
+        "red_coffee_mug",
+        "white_yellow_mug",
+        "glazed_rim_porcelain_ramekin",
+    },
     r"baking|souffles": {"glazed_rim_porcelain_ramekin"},
     r"plate|platter|tableware": {"plate"},
     r"serving board|carrying": {"wooden_tray"},
@@ -83,8 +92,12 @@ def test_paraphrases_name_what_is_there_in_whole_phrases() -> None:
         for level, seed in ((level, seed) for level in LEVELS for seed in range(10)):
             words = paraphrase(text, level, np.random.default_rng(seed), things)
             for pattern, wanted in STANDS_FOR.items():
-                assert not re.search(rf"\b({pattern})\b", words) or things & wanted, f"{text!r} became {words!r}: {pattern}"
-            broken = re.search(r"\b(\w+) \1\b|\b(from|on|in|at|of|to|for|with) (from|on|in|at|of|to|for)\b", words)
+                assert not re.search(rf"\b({pattern})\b", words) or things & wanted, (
+                    f"{text!r} became {words!r}: {pattern}"
+                )
+            broken = re.search(
+                r"\b(\w+) \1\b|\b(from|on|in|at|of|to|for|with) (from|on|in|at|of|to|for)\b", words
+            )
             assert not broken, f"{text!r} became {words!r}: {broken}"
             assert "push shut it" not in words
 
@@ -93,13 +106,21 @@ def test_paraphrases_name_what_is_there_in_whole_phrases() -> None:
     ("level", "expected"),
     [
         (2, r"(grab|lift|take|get hold of) the milk and (set|lay|deposit) it in the basket"),
-        (4, r"pick up the white drink from a cow and place it in the woven container for groceries"),
-        (5, r"in the woven container for groceries is where the white drink from a cow should end up, so bring it there"),
+        (
+            4,
+            r"pick up the white drink from a cow and place it in the woven container for groceries",
+        ),
+        (
+            5,
+            r"in the woven container for groceries is where the white drink from a cow should end up, so bring it there",
+        ),
     ],
 )
 def test_words_are_replaced_by_kind(level, expected) -> None:
     for seed in range(5):
-        text = paraphrase("pick up the milk and place it in the basket", level, np.random.default_rng(seed))
+        text = paraphrase(
+            "pick up the milk and place it in the basket", level, np.random.default_rng(seed)
+        )
         assert re.fullmatch(expected, text), text
 
 
@@ -107,7 +128,7 @@ def test_a_sentence_without_known_words_is_padded() -> None:
     assert "wave" in (text := paraphrase("wave", 3, np.random.default_rng(0))) and text != "wave"
 
 
-# --------------------------------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------------- pictures
 @pytest.fixture
 def picture() -> np.ndarray:
     """Squares with sharp edges."""
@@ -117,7 +138,10 @@ def picture() -> np.ndarray:
 
 @pytest.mark.parametrize("kind", perturb_image.KINDS)
 def test_noise_repeats_and_grows_with_severity(kind, picture) -> None:
-    versions = [perturb_image.corrupt(picture, kind, severity, np.random.default_rng(3)) for severity in (2, 6, 10)]
+    versions = [
+        perturb_image.corrupt(picture, kind, severity, np.random.default_rng(3))
+        for severity in (2, 6, 10)
+    ]
     again = perturb_image.corrupt(picture, kind, 10, np.random.default_rng(3))
     np.testing.assert_array_equal(versions[-1], again)
     assert again.shape == picture.shape and again.dtype == np.uint8
@@ -131,7 +155,9 @@ def test_noise_repeats_and_grows_with_severity(kind, picture) -> None:
 @pytest.mark.parametrize("kind", ["gaussian_blur", "zoom_blur", "motion_blur", "glass_blur"])
 def test_blurs_keep_an_even_picture_as_it_is(kind) -> None:
     even = np.full((40, 56, 3), (10, 120, 240), dtype=np.uint8)
-    np.testing.assert_array_equal(perturb_image.corrupt(even, kind, 7, np.random.default_rng(0)), even)
+    np.testing.assert_array_equal(
+        perturb_image.corrupt(even, kind, 7, np.random.default_rng(0)), even
+    )
 
 
 def test_an_unknown_noise_is_named() -> None:
@@ -139,7 +165,7 @@ def test_an_unknown_noise_is_named() -> None:
         perturb_image.corrupt(np.zeros((8, 8, 3), np.uint8), "snow", 1, np.random.default_rng(0))
 
 
-# --------------------------------------------------------------------------------------------------- without any scene
+# -------------------------------------------------------------------------------- without any scene
 @installed
 def test_libero_declares_its_seven_factors_and_three_controls() -> None:
     declared = build.implementation("env", "libero").perturbations
@@ -154,7 +180,12 @@ def test_libero_declares_its_seven_factors_and_three_controls() -> None:
     [
         ("colour:1", {}, "held_out", r"'colour:1' of libero is unknown.*camera \(1 to 5\)"),
         ("camera:6", {}, "held_out", "'camera:6'"),
-        ("noise:1", {"cameras": ["robot0_eye_in_hand"]}, "held_out", "agentview, which is not among"),
+        (
+            "noise:1",
+            {"cameras": ["robot0_eye_in_hand"]},
+            "held_out",
+            "agentview, which is not among",
+        ),
         ("robot_benchmark:1", {}, "train", "split 'train' are sampled"),
     ],
 )
@@ -169,7 +200,10 @@ def test_held_out_tasks_of_a_suite_are_named_by_id_or_number() -> None:
     offered = PerturbedLibero(LiberoConfig(suite="libero_object")).tasks
     trained = select_tasks(offered, [], exclude=["8", "libero_object/9"])
     assert [task.task_id for task in trained] == [f"libero_object/{i}" for i in range(8)]
-    assert [t.task_id for t in select_tasks(offered, ["libero_object/1", "0"])] == ["libero_object/0", "libero_object/1"]
+    assert [t.task_id for t in select_tasks(offered, ["libero_object/1", "0"])] == [
+        "libero_object/0",
+        "libero_object/1",
+    ]
     with pytest.raises(ConfigError, match=r"'libero_goal/1'.*libero_object/0"):
         select_tasks(offered, ["libero_goal/1"])
 
@@ -184,7 +218,7 @@ def test_controls_say_nothing_or_something_else() -> None:
     assert other != usual and other in {task.instruction for task in suite_tasks("libero_object")}
 
 
-# ------------------------------------------------------------------------------------------------------------- real scenes
+# -------------------------------------------------------------------------------------- real scenes
 @pytest.fixture(scope="module")
 def simulator():
     """One simulator for all tests; they must leave nothing that others would see."""
@@ -204,7 +238,9 @@ def change(a, b, camera: str = "agentview") -> float:
 
 
 @pytest.mark.real_sim
-@pytest.mark.parametrize("factor", [n for n, p in PerturbedLibero.perturbations.items() if not p.control])
+@pytest.mark.parametrize(
+    "factor", [n for n, p in PerturbedLibero.perturbations.items() if not p.control]
+)
 def test_a_factor_changes_its_own_episode_alone_and_repeats(simulator, factor) -> None:
     plain = simulator.start(0, episode())
     qpos = simulator.physics(0).qpos.copy()
@@ -212,7 +248,8 @@ def test_a_factor_changes_its_own_episode_alone_and_repeats(simulator, factor) -
     simulator.start(0, episode())
     perturbed = simulator.start(1, episode(f"{factor}:4"))
     moved = np.abs(simulator.physics(1).qpos - qpos)
-    assert_same_step(simulator.step(0, REST), after)  # a neighbour's changes do not show, nor move anything
+    # a neighbour's changes do not show, nor move anything
+    assert_same_step(simulator.step(0, REST), after)
     stepped = simulator.step(1, REST)
     assert_same_observation(simulator.start(2, episode()), plain)
     assert_same_observation(simulator.start(2, episode(f"{factor}:4")), perturbed)
@@ -228,7 +265,9 @@ def test_a_factor_changes_its_own_episode_alone_and_repeats(simulator, factor) -
     if factor == "robot":
         assert np.linalg.norm(moved[:7]) == pytest.approx(0.4) and moved[9:].max() == 0.0
         drift = np.abs(stepped.observation.proprio[:3] - perturbed.proprio[:3]).max()
-        assert np.abs(perturbed.proprio[:3] - plain.proprio[:3]).max() > 0.02 and drift < 0.005, "and it holds"
+        assert np.abs(perturbed.proprio[:3] - plain.proprio[:3]).max() > 0.02 and drift < 0.005, (
+            "and it holds"
+        )
     if factor == "layout":
         assert 0.02 < moved[9:].max() <= 0.12 + 0.01 and moved[:7].max() < 0.02
 
@@ -239,12 +278,32 @@ def test_cameras_see_what_lies_inside_their_opening() -> None:
     mujoco = pytest.importorskip("mujoco")
     from sim.libero.perturb_scene import in_view
 
-    model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><camera name='a' fovy='90'/></worldbody></mujoco>")
-    points = np.array([[0.9, 0, 0], [1.1, 0, 0], [0, -0.9, 0], [0, -1.1, 0], [0, 0, 2], [1.9, 1.9, -1]], dtype=float)
-    down, up = np.array([1.0, 0, 0, 0]), np.array([0.0, 1, 0, 0])  # from 1 m above the origin, and turned over
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><camera name='a' fovy='90'/></worldbody></mujoco>"
+    )
+    points = np.array(
+        [[0.9, 0, 0], [1.1, 0, 0], [0, -0.9, 0], [0, -1.1, 0], [0, 0, 2], [1.9, 1.9, -1]],
+        dtype=float,
+    )
+    # from 1 m above the origin, and turned over
+    down, up = np.array([1.0, 0, 0, 0]), np.array([0.0, 1, 0, 0])
     height = np.array([0.0, 0.0, 1.0])
-    assert in_view(model, 0, height, down, points).tolist() == [True, False, True, False, False, True]
-    assert in_view(model, 0, height, up, points).tolist() == [False, False, False, False, True, False]
+    assert in_view(model, 0, height, down, points).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert in_view(model, 0, height, up, points).tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert in_view(model, 0, height, down, np.zeros((0, 3))).tolist() == []
 
 
@@ -274,16 +333,22 @@ def test_it_is_said_where_nothing_suitable_is_found(simulator, monkeypatch, capl
     plain = simulator.start(0, episode(number=3))
     perturbed = simulator.start(0, episode(f"{factor}:5", 3))
     assert_same_observation(perturbed, plain)
-    assert re.search(rf"{factor}:5: nothing suitable.*initial state 3 .*{TASK}, which runs unperturbed", caplog.text)
+    assert re.search(
+        rf"{factor}:5: nothing suitable.*initial state 3 .*{TASK}, which runs unperturbed",
+        caplog.text,
+    )
 
 
 @pytest.mark.real_sim
 def test_layouts_are_found_where_things_still_fall_at_the_start() -> None:
-    """In official living-room states a bottle begins inside the table; MuJoCo from 3.4 on throws it up, and it still falls
-    when the episode starts. It comes to lie where the published MuJoCo leaves it."""
+    """In official living-room states a bottle begins inside the table; MuJoCo from 3.4 on throws it
+    up, and it still falls when the episode starts. It comes to lie where the published MuJoCo
+    leaves it."""
     if problem := libero_problem():
         pytest.skip(f"needs LIBERO: {problem}")
-    simulator = PerturbedLibero(LiberoConfig(suite="libero_90", tasks=["47"], camera_size=16, look="light"))
+    simulator = PerturbedLibero(
+        LiberoConfig(suite="libero_90", tasks=["47"], camera_size=16, look="light")
+    )
     start = EpisodeSpec("libero_90/47", 0, "held_out")
     simulator.start(0, start)
     names = list(simulator.problem(start.task_id).objects)
@@ -293,7 +358,9 @@ def test_layouts_are_found_where_things_still_fall_at_the_start() -> None:
     moved = {name: state.position(name) - before[name] for name in names}
     assert 0.02 < max(np.abs(shift[:2]).max() for shift in moved.values()) < 0.09 + 0.01
     heights = [moved[name][2] for name in names if name != "ketchup_1"]
-    assert np.abs(heights).max() < 0.01 and state.position("ketchup_1")[2] == pytest.approx(0.509, abs=0.01)
+    assert np.abs(heights).max() < 0.01 and state.position("ketchup_1")[2] == pytest.approx(
+        0.509, abs=0.01
+    )
     assert np.abs(simulator.physics(0).qvel).max() < 0.1, "and all is at rest"
     simulator.close()
 
@@ -320,13 +387,16 @@ def test_levels_of_one_episode_push_in_one_direction(simulator) -> None:
     for level in LEVELS:
         simulator.start(0, episode(f"robot:{level}"))
         offsets.append(simulator.physics(0).qpos[:7] - home)
-    np.testing.assert_allclose([np.linalg.norm(o) for o in offsets], [0.1, 0.2, 0.3, 0.4, 0.5], atol=1e-9)
+    np.testing.assert_allclose(
+        [np.linalg.norm(o) for o in offsets], [0.1, 0.2, 0.3, 0.4, 0.5], atol=1e-9
+    )
     np.testing.assert_allclose(offsets[4] / 5, offsets[0], atol=1e-9)
 
 
 @pytest.mark.real_sim
 def test_the_benchmarks_robot_is_put_back_by_its_reset(simulator) -> None:
-    """The stale goal of the reset drags it for a while: less than the nominal 0.3 rad, unlike the held start."""
+    """The stale goal of the reset drags it for a while: less than the nominal 0.3 rad, unlike
+    the held start."""
     simulator.start(0, episode())
     home = simulator.physics(0).qpos[:7].copy()
     simulator.start(0, episode("robot_benchmark:3"))
@@ -335,9 +405,11 @@ def test_the_benchmarks_robot_is_put_back_by_its_reset(simulator) -> None:
     np.testing.assert_array_equal(simulator.physics(0).qpos[:7], home)
 
 
-# ------------------------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------------------- faults
 @pytest.mark.real_sim
-def test_hostile_initial_states_stop_the_episode_and_do_not_run(simulator, monkeypatch, tmp_path) -> None:
+def test_hostile_initial_states_stop_the_episode_and_do_not_run(
+    simulator, monkeypatch, tmp_path
+) -> None:
     target = tmp_path / "made_by_the_pickle"
     evil = saved(tmp_path / "evil.pruned_init", Hostile(target))
     monkeypatch.setitem(simulator._tasks, TASK, replace(simulator.task(TASK), init_file=evil))
@@ -364,7 +436,9 @@ class BrokenGL(PerturbedLibero):
     """A worker whose GL driver fails when the scene is to be drawn."""
 
     def _build(self, task):
-        raise MissingDependency("The OpenGL backend 'egl' cannot render off-screen here (no device)")
+        raise MissingDependency(
+            "The OpenGL backend 'egl' cannot render off-screen here (no device)"
+        )
 
 
 @installed

@@ -1,4 +1,5 @@
-"""LIBERO as published: assets by their hashes, versions, protocols, states and pictures of its own environment."""
+"""LIBERO as published: assets by their hashes, versions, protocols, states and pictures of its
+own environment."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def needs_libero() -> None:
         pytest.skip(f"needs LIBERO: {problem}")
 
 
-# -------------------------------------------------------------------------------------------------------------- assets
+# ------------------------------------------------------------------------------------------- assets
 @pytest.fixture
 def tree(tmp_path, monkeypatch) -> Path:
     """A small asset tree, which is taken for the published one and for the packages' folder."""
@@ -49,12 +50,18 @@ def tree(tmp_path, monkeypatch) -> Path:
 def test_the_table_of_published_files_is_that_of_sha256sum() -> None:
     table = assets.published()
     assert len(table) == 864 and all(len(digest) == 64 for digest in table.values())
-    assert table["scenes/libero_tabletop_base_style.xml"] and not any(name.startswith("/") or ".." in name for name in table)
+    assert table["scenes/libero_tabletop_base_style.xml"] and not any(
+        name.startswith("/") or ".." in name for name in table
+    )
 
 
 def test_a_copy_is_told_by_its_hashes(tree, tmp_path) -> None:
     copy = assets.judged(tree)
-    assert copy.kind == "published" and not copy.problem() and str(copy).startswith("published assets (")
+    assert (
+        copy.kind == "published"
+        and not copy.problem()
+        and str(copy).startswith("published assets (")
+    )
     assert fidelity.asset_problems(copy) == []
     (tree / "extra.txt").write_text("is no matter")
     (tree / "textures" / "b.png").write_bytes(b"B")
@@ -62,7 +69,10 @@ def test_a_copy_is_told_by_its_hashes(tree, tmp_path) -> None:
     assets.judged.cache_clear()
     other = assets.judged(tree)
     assert other.kind == "own" and other.digest != copy.digest
-    assert other.problem() == "1 of 3 files is missing (scenes/a.xml); 1 of 3 files is altered (textures/b.png)"
+    assert (
+        other.problem()
+        == "1 of 3 files is missing (scenes/a.xml); 1 of 3 files is altered (textures/b.png)"
+    )
     (tree / "STANDINS.tsv").write_text("")
     assets.judged.cache_clear()
     assert assets.judged(tree).kind == "stand-in"
@@ -74,7 +84,10 @@ def test_half_an_installation_is_one_clear_error(tree, monkeypatch) -> None:
     (tree / "textures" / "c.png").unlink()
     (tree / "textures" / "b.png").unlink()
     monkeypatch.setattr(assets, "version_of", lambda part: None if part.endswith("-3") else "0.1.0")
-    with pytest.raises(MissingDependency, match=r"2 of 3 files are missing \(textures/b.png, .*assets-3 is not installed"):
+    with pytest.raises(
+        MissingDependency,
+        match=r"2 of 3 files are missing \(textures/b.png, .*assets-3 is not installed",
+    ):
         assets.require_whole(tree)
 
 
@@ -102,12 +115,14 @@ def test_packages_are_installed_only_where_files_differ(tree, monkeypatch) -> No
 @pytest.mark.parametrize(("status", "words"), [(1, "status 1"), (0, "1 of 3 files is altered")])
 def test_an_installation_that_fails_names_the_command(tree, monkeypatch, status, words) -> None:
     (tree / "textures" / "b.png").write_bytes(b"altered")
-    monkeypatch.setattr(assets.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": status}))
+    monkeypatch.setattr(
+        assets.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": status})
+    )
     with pytest.raises(UserError, match=rf"{words}.*by hand.*pip install.*assets-5==0.1.0"):
         assets.install()
 
 
-# ------------------------------------------------------------------------------------------- what may be called official
+# ---------------------------------------------------------------------- what may be called official
 @pytest.fixture
 def published_here(monkeypatch, tree) -> None:
     monkeypatch.setattr(fidelity, "versions", lambda python="": dict(GOOD))
@@ -115,11 +130,20 @@ def published_here(monkeypatch, tree) -> None:
     monkeypatch.setattr(fidelity.package, "find_assets", lambda folder="": tree)
 
 
-def test_figures_are_official_only_of_the_published_benchmark(published_here, monkeypatch, tree) -> None:
+def test_figures_are_official_only_of_the_published_benchmark(
+    published_here, monkeypatch, tree
+) -> None:
     found = LiberoConfig().benchmark("held_out")
-    assert found["departures"] == [] and found["line"].endswith("; official") and found["assets"]["kind"] == "published"
+    assert (
+        found["departures"] == []
+        and found["line"].endswith("; official")
+        and found["assets"]["kind"] == "published"
+    )
     assert found["versions"] == GOOD and "MuJoCo 3.3.2, published assets (" in found["line"]
-    for changes, word in (({"look": "light"}, "env.look=exact"), ({"controller": "fast"}, "env.controller=exact")):
+    for changes, word in (
+        ({"look": "light"}, "env.look=exact"),
+        ({"controller": "fast"}, "env.controller=exact"),
+    ):
         assert word in LiberoConfig(**changes).benchmark("held_out")["line"]
     assert "sampled initial states" in LiberoConfig().benchmark("train")["departures"][0]
     (tree / "textures" / "b.png").write_bytes(b"altered")
@@ -133,7 +157,11 @@ def test_figures_are_official_only_of_the_published_benchmark(published_here, mo
 
 def test_the_verified_versions_of_mujoco() -> None:
     versions = ("3.1.6", "3.2.0", "3.2.7", "3.3.2", "3.3.3", "3.8.1", "")
-    good = [version for version in versions if not fidelity.package_problems({**GOOD, "mujoco": version})]
+    good = [
+        version
+        for version in versions
+        if not fidelity.package_problems({**GOOD, "mujoco": version})
+    ]
     assert good == ["3.2.0", "3.2.7", "3.3.2"]
 
 
@@ -141,11 +169,15 @@ def test_the_versions_are_those_of_the_interpreter_that_simulates() -> None:
     from sim.interpreter import version_of
 
     assert version_of("numpy", sys.executable) == version_of("numpy") == np.__version__
-    absent = version_of("no-such-package"), version_of("no-such-package", sys.executable), version_of("numpy", "/gone")
+    absent = (
+        version_of("no-such-package"),
+        version_of("no-such-package", sys.executable),
+        version_of("numpy", "/gone"),
+    )
     assert absent == ("", "", "")
 
 
-# ------------------------------------------------------------------------------------------------------------ protocols
+# ---------------------------------------------------------------------------------------- protocols
 def test_each_protocol_is_found_again_in_the_config_that_it_makes() -> None:
     from vla_rl import config as configs
 
@@ -157,13 +189,19 @@ def test_each_protocol_is_found_again_in_the_config_that_it_makes() -> None:
             narrow = dataclasses.replace(made, camera_size=64)
             assert f"{name} (at 64 px)" in protocols.matching(narrow)
             assert name not in str(protocols.matching(dataclasses.replace(made, scene_seed=5)))
-    assert protocols.matching(LiberoConfig()) == [] and protocols.PROTOCOLS["lerobot"].limits["libero_spatial"] == 280
+    assert (
+        protocols.matching(LiberoConfig()) == []
+        and protocols.PROTOCOLS["lerobot"].limits["libero_spatial"] == 280
+    )
     assert protocols.PROTOCOLS["simplevla-rl"].limits["libero_90"] == 512
     assert protocols.PROTOCOLS["openpi"].limits == HORIZONS
 
 
 def test_an_unknown_protocol_names_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match=r"'openvla7'.*openvla, openvla-oft, simplevla-rl, openpi, lerobot, vla-eval"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'openvla7'.*openvla, openvla-oft, simplevla-rl, openpi, lerobot, vla-eval",
+    ):
         protocols.overrides("openvla7", LiberoConfig(), view=True)
 
 
@@ -171,13 +209,27 @@ def test_a_protocol_on_the_command_line(published_here, monkeypatch, tmp_path) -
     from vla_rl.commands import evaluate
 
     arguments = evaluate.argparse.Namespace(
-        protocol="openpi", checkpoint=tmp_path / "checkpoint", suite="libero_goal", overrides=["env.tasks=[2]"], split=None
+        protocol="openpi",
+        checkpoint=tmp_path / "checkpoint",
+        suite="libero_goal",
+        overrides=["env.tasks=[2]"],
+        split=None,
     )
-    config = evaluate.config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
+    config = evaluate.config_of_checkpoint(
+        arguments.checkpoint, arguments.suite, arguments.overrides
+    )
     env = evaluate._with_protocol(config, arguments).env
-    assert (env.fixtures, env.scene_seed, env.camera_size, env.horizon, env.tasks) == ("loop", 7, 256, 300, ["2"])
+    assert (env.fixtures, env.scene_seed, env.camera_size, env.horizon, env.tasks) == (
+        "loop",
+        7,
+        256,
+        300,
+        ["2"],
+    )
     monkeypatch.setattr(fidelity, "versions", lambda python="": {**GOOD, "mujoco": "3.8.1"})
-    with pytest.raises(ConfigError, match=r"--protocol openpi is of the published benchmark.*MuJoCo 3\.8\.1"):
+    with pytest.raises(
+        ConfigError, match=r"--protocol openpi is of the published benchmark.*MuJoCo 3\.8\.1"
+    ):
         evaluate._with_protocol(config, arguments)
     toy = evaluate.config_of_checkpoint(arguments.checkpoint, "toy", [])
     with pytest.raises(ConfigError, match="toy has no published ones"):
@@ -187,15 +239,24 @@ def test_a_protocol_on_the_command_line(published_here, monkeypatch, tmp_path) -
 @pytest.mark.slow
 @pytest.mark.real_sim
 @pytest.mark.parametrize("task", ["libero_spatial/5", "libero_goal/3", "libero_10/3"])
-def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(task, needs_libero) -> None:
-    """Openvla's loop: seed once, then per episode a reset, the state and ten resting steps. Episodes 1, 2, 3 and 50."""
+def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(
+    task, needs_libero
+) -> None:
+    """Openvla's loop: seed once, then per episode a reset, the state and ten resting steps.
+    Episodes 1, 2, 3 and 50."""
     suite, number = task.split("/")
-    config = LiberoConfig(suite=suite, tasks=[number], camera_size=16, fixtures="loop", init_states="official")
+    config = LiberoConfig(
+        suite=suite, tasks=[number], camera_size=16, fixtures="loop", init_states="official"
+    )
     simulator = LiberoSimulator(config)
     plain, fixtures = PlainEnv(simulator.task(task), size=0), []
     for episode in range(50):
         compared = episode in (0, 1, 2, 49)
-        plain.reset(0 if episode == 0 else None, official=episode if compared else None, settle=10 if compared else 0)
+        plain.reset(
+            0 if episode == 0 else None,
+            official=episode if compared else None,
+            settle=10 if compared else 0,
+        )
         if not compared:
             continue
         simulator.start(0, EpisodeSpec(task, episode, split="held_out"))
@@ -204,35 +265,58 @@ def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(task, n
         np.testing.assert_array_equal(data.qvel, plain.data.qvel)
         np.testing.assert_array_equal(model.body_pos, plain.env.sim.model._model.body_pos)
         fixtures.append(model.body_pos.copy())
-    assert not np.array_equal(fixtures[0], fixtures[1]), "these tasks have fixtures that move between episodes"
+    assert not np.array_equal(fixtures[0], fixtures[1]), (
+        "these tasks have fixtures that move between episodes"
+    )
     simulator.close()
 
 
-# ------------------------------------------------------------------------------------------------- published states
+# --------------------------------------------------------------------------------- published states
 def test_the_table_is_whole() -> None:
     rows, about = verify.read_table()
-    assert fidelity.package_problems({"mujoco": about["mujoco"], "robosuite": about["robosuite"]}) == []
+    assert (
+        fidelity.package_problems({"mujoco": about["mujoco"], "robosuite": about["robosuite"]})
+        == []
+    )
     assert about["driver"] and len({(row.task, row.number) for row in rows}) == len(rows)
-    assert {row.blocks.shape for row in rows} == {(2, 8, 8, 3)} and all(row.qpos.dtype == np.float32 for row in rows)
+    assert {row.blocks.shape for row in rows} == {(2, 8, 8, 3)} and all(
+        row.qpos.dtype == np.float32 for row in rows
+    )
 
 
 def test_how_states_and_pictures_compare(tmp_path) -> None:
     data = type("Data", (), {"qpos": np.linspace(0, 1, 5), "qvel": np.zeros(4)})
     pictures = {name: np.full((256, 256, 3), 100, np.uint8) for name in verify.CAMERAS}
     row = verify.Row.of("libero_spatial/0", 0, data, pictures)
-    verify.write_table(tmp_path / "t.npz", [row, dataclasses.replace(row, number=1, qpos=row.qpos[:3])], {"driver": "d"})
+    verify.write_table(
+        tmp_path / "t.npz",
+        [row, dataclasses.replace(row, number=1, qpos=row.qpos[:3])],
+        {"driver": "d"},
+    )
     back, about = verify.read_table(tmp_path / "t.npz")
-    assert [len(r.qpos) for r in back] == [5, 3] and back[0].pictures == row.pictures and about == {"driver": "d"}
+    assert (
+        [len(r.qpos) for r in back] == [5, 3]
+        and back[0].pictures == row.pictures
+        and about == {"driver": "d"}
+    )
     assert verify.compared(back[0], row, same_driver=True) == ("state equal, pictures equal", True)
 
     def found(shift: float, light: int) -> verify.Row:
         other = type("Data", (), {"qpos": data.qpos + shift, "qvel": data.qvel})
-        return verify.Row.of("libero_spatial/0", 0, other, {name: p + np.uint8(light) for name, p in pictures.items()})
+        return verify.Row.of(
+            "libero_spatial/0",
+            0,
+            other,
+            {name: p + np.uint8(light) for name, p in pictures.items()},
+        )
 
     rounded, good = verify.compared(row, found(1e-6, 0), True)
     assert good and "not bit for bit" in rounded
     assert not verify.compared(row, found(1e-3, 0), True)[1]
-    assert not verify.compared(row, found(0, 1), True)[1] and verify.compared(row, found(0, 1), False)[1]
+    assert (
+        not verify.compared(row, found(0, 1), True)[1]
+        and verify.compared(row, found(0, 1), False)[1]
+    )
     assert not verify.compared(row, found(0, 50), False)[1]
 
 

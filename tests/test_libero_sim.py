@@ -1,4 +1,5 @@
-"""LIBERO's scenes: equal to the package's own environment bit by bit, whatever ran in a slot before; looks, faults, pool."""
+"""LIBERO's scenes: equal to the package's own environment bit by bit, whatever ran in a slot
+before; looks, faults, pool."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def _assets() -> None:
 
 
 def make(suite: str, *tasks: str, **options) -> LiberoSimulator:
-    return LiberoSimulator(LiberoConfig(suite=suite, tasks=list(tasks), camera_size=SIZE, **options))
+    return LiberoSimulator(
+        LiberoConfig(suite=suite, tasks=list(tasks), camera_size=SIZE, **options)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +65,23 @@ def smooth_actions(steps: int, seed: int) -> np.ndarray:
     return np.clip(noise, -1.0, 1.0).astype(np.float32)
 
 
-def assert_equal_to(reference: Reference, simulator: LiberoSimulator, slot: int, observed: dict, observation) -> None:
-    """Physics bit by bit, images byte by byte (turned by 180 degrees), proprio to single precision."""
+def assert_equal_to(
+    reference: Reference, simulator: LiberoSimulator, slot: int, observed: dict, observation
+) -> None:
+    """Physics bit by bit, images byte by byte (turned by 180 degrees), proprio to single
+    precision."""
     data = simulator.physics(slot)
     np.testing.assert_array_equal(data.qpos, reference.data.qpos)
     np.testing.assert_array_equal(data.qvel, reference.data.qvel)
-    np.testing.assert_array_equal(observation.proprio[:3], observed["robot0_eef_pos"].astype(np.float32))
-    np.testing.assert_array_equal(observation.proprio[6:], observed["robot0_gripper_qpos"].astype(np.float32))
-    np.testing.assert_allclose(observation.proprio[3:6], axis_angle(observed["robot0_eef_quat"]), atol=1e-6)
+    np.testing.assert_array_equal(
+        observation.proprio[:3], observed["robot0_eef_pos"].astype(np.float32)
+    )
+    np.testing.assert_array_equal(
+        observation.proprio[6:], observed["robot0_gripper_qpos"].astype(np.float32)
+    )
+    np.testing.assert_allclose(
+        observation.proprio[3:6], axis_angle(observed["robot0_eef_quat"]), atol=1e-6
+    )
     for camera, image in observation.images.items():
         np.testing.assert_array_equal(image, observed[f"{camera}_image"][::-1, ::-1])
 
@@ -80,8 +92,11 @@ def axis_angle(xyzw: np.ndarray) -> np.ndarray:
     return quat2axisangle(np.array(xyzw))
 
 
-def run_beside(reference: Reference, simulator: LiberoSimulator, slot: int, actions: np.ndarray) -> int:
-    """Both take the actions chunk by chunk and are compared after each; returns the control steps taken."""
+def run_beside(
+    reference: Reference, simulator: LiberoSimulator, slot: int, actions: np.ndarray
+) -> int:
+    """Both take the actions chunk by chunk and are compared after each; returns the control
+    steps taken."""
     taken = 0
     for at in range(0, len(actions), CHUNK):
         step = simulator.step(slot, actions[at : at + CHUNK])
@@ -95,16 +110,19 @@ def run_beside(reference: Reference, simulator: LiberoSimulator, slot: int, acti
     return taken
 
 
-# ---------------------------------------------------------------------------------------------- equal to LIBERO's own env
+# ------------------------------------------------------------------------ equal to LIBERO's own env
 @pytest.mark.slow
-def test_equal_to_liberos_own_env_also_after_a_cached_reset_and_in_a_used_slot(simulator, reference) -> None:
+def test_equal_to_liberos_own_env_also_after_a_cached_reset_and_in_a_used_slot(
+    simulator, reference
+) -> None:
     actions = smooth_actions(3 * CHUNK, seed=0)
     episode = EpisodeSpec(SPATIAL, 7, split="held_out")
     first = simulator.start(0, episode)
     assert_equal_to(reference, simulator, 0, reference.reset(0, official=7), first)
     run_beside(reference, simulator, 0, actions)
 
-    simulator.start(0, EpisodeSpec(SPATIAL, 3))  # another state and other fixtures in the same slot, then again
+    # another state and other fixtures in the same slot, then again
+    simulator.start(0, EpisodeSpec(SPATIAL, 3))
     simulator.step(0, actions[:CHUNK])
     assert_same_observation(simulator.start(0, episode), first)
     reference.reset(0, official=7)
@@ -115,7 +133,9 @@ def seed_of(number: int) -> int:
     return splits.stable_seed("libero", SPATIAL, "train", number, 0) % 2**32
 
 
-def test_sampled_states_are_those_that_libero_draws_from_the_seed(simulator, reference, monkeypatch) -> None:
+def test_sampled_states_are_those_that_libero_draws_from_the_seed(
+    simulator, reference, monkeypatch
+) -> None:
     monkeypatch.setattr(simulator.config, "arm_noise", 0.0)
     started = simulator.start(0, EpisodeSpec(SPATIAL, 105))
     assert_equal_to(reference, simulator, 0, reference.reset(seed_of(105), official=None), started)
@@ -124,7 +144,8 @@ def test_sampled_states_are_those_that_libero_draws_from_the_seed(simulator, ref
 
 @pytest.mark.slow
 def test_arm_noise_is_that_of_an_initial_state_which_libero_is_given(simulator, reference) -> None:
-    """The sampled state with a noisy arm, handed to LIBERO's own `set_init_state` as evaluations do with official ones."""
+    """The sampled state with a noisy arm, handed to LIBERO's own `set_init_state` as evaluations
+    do with official ones."""
     reference.reset(seed_of(6), official=None, settle=0)
     state = reference.env.get_sim_state()
     state[1:8] += 0.02 * np.random.default_rng(seed_of(6)).standard_normal(7)
@@ -138,21 +159,35 @@ def test_arm_noise_is_that_of_an_initial_state_which_libero_is_given(simulator, 
 
 def test_arms_of_sampled_states_spread_as_those_of_official_ones(simulator, monkeypatch) -> None:
     monkeypatch.setattr(simulator.config, "settle_steps", 0)
-    sampled = [simulator.initial_state(EpisodeSpec(SPATIAL, 200 + n)).seen.qpos[:7] for n in range(50)]
+    sampled = [
+        simulator.initial_state(EpisodeSpec(SPATIAL, 200 + n)).seen.qpos[:7] for n in range(50)
+    ]
     official = read_init_states(simulator.task(SPATIAL).init_file)[:, 1:8]
     np.testing.assert_allclose(np.std(sampled, axis=0), official.std(axis=0), rtol=0.35)
-    np.testing.assert_allclose(np.mean(sampled, axis=0), official.mean(axis=0), atol=4 * 0.02 * np.sqrt(2 / 50))
+    np.testing.assert_allclose(
+        np.mean(sampled, axis=0), official.mean(axis=0), atol=4 * 0.02 * np.sqrt(2 / 50)
+    )
 
 
 def test_slots_with_other_fixtures_do_not_disturb_each_other(simulator) -> None:
-    """Fixtures stand in the model that slots share, so what one slot shows must not depend on who was drawn before."""
+    """Fixtures stand in the model that slots share, so what one slot shows must not depend on
+    who was drawn before."""
     actions = smooth_actions(2 * CHUNK, seed=2)
-    episodes = [EpisodeSpec(SPATIAL, 0), EpisodeSpec(SPATIAL, 1), EpisodeSpec("libero_spatial/1", 0)]
+    episodes = [
+        EpisodeSpec(SPATIAL, 0),
+        EpisodeSpec(SPATIAL, 1),
+        EpisodeSpec("libero_spatial/1", 0),
+    ]
     alone = []
     for episode in episodes:
         start = simulator.start(0, episode)
-        alone.append((start, simulator.step(0, actions[:CHUNK]), simulator.step(0, actions[CHUNK:])))
-    starts = [simulator.start(slot, episode) for slot, episode in enumerate([*episodes, episodes[0]], start=1)]
+        alone.append(
+            (start, simulator.step(0, actions[:CHUNK]), simulator.step(0, actions[CHUNK:]))
+        )
+    starts = [
+        simulator.start(slot, episode)
+        for slot, episode in enumerate([*episodes, episodes[0]], start=1)
+    ]
     first = [simulator.step(slot, actions[:CHUNK]) for slot in (1, 2, 3, 4)]
     second = [simulator.step(slot, actions[CHUNK:]) for slot in (4, 3, 2, 1)][::-1]
     for slot, (start, one, two) in enumerate([*alone, alone[0]]):
@@ -171,7 +206,9 @@ def test_official_states_repeat_after_fifty_and_differ_from_sampled_ones(simulat
     assert min(np.abs(sampled[n] - official.seen.qpos).max() for n in (0, 1)) > 1e-3
     before = np.random.get_state()[1].copy()
     simulator.initial_state(EpisodeSpec(SPATIAL, 2))
-    np.testing.assert_array_equal(np.random.get_state()[1], before, err_msg="numpy's global generator is left alone")
+    np.testing.assert_array_equal(
+        np.random.get_state()[1], before, err_msg="numpy's global generator is left alone"
+    )
 
 
 def test_the_fast_controller_agrees_to_rounding(simulator) -> None:
@@ -188,7 +225,9 @@ def test_the_fast_controller_agrees_to_rounding(simulator) -> None:
 def test_light_look_has_the_same_physics_and_a_similar_picture(simulator) -> None:
     light = make("libero_spatial", "0", look="light")
     episode = EpisodeSpec(SPATIAL, 4, split="held_out")
-    pictures = [each.start(0, episode).images["agentview"].astype(float) for each in (simulator, light)]
+    pictures = [
+        each.start(0, episode).images["agentview"].astype(float) for each in (simulator, light)
+    ]
     assert 0 < np.abs(pictures[0] - pictures[1]).mean() < 25
     assert np.corrcoef(pictures[0].ravel(), pictures[1].ravel())[0, 1] > 0.9
     actions = smooth_actions(CHUNK, seed=4)
@@ -205,7 +244,9 @@ def test_light_look_has_the_same_physics_and_a_similar_picture(simulator) -> Non
 def test_what_experts_and_critics_read(simulator) -> None:
     simulator.start(0, EpisodeSpec(SPATIAL, 0, split="held_out"))
     view = simulator.state(0)
-    assert view.problem.goal == (("on", "akita_black_bowl_1", "plate_1"),) and view.holds() == [False]
+    assert view.problem.goal == (("on", "akita_black_bowl_1", "plate_1"),) and view.holds() == [
+        False
+    ]
     assert 0.8 < view.gripper_open <= 1.0 and view.touches("akita_black_bowl_1") == (False, False)
     assert view.position("akita_black_bowl_1").shape == (3,) and view.eef_rotation.shape == (3, 3)
     assert abs(view.joint("wooden_cabinet_1_top_region")) < 0.01
@@ -232,7 +273,7 @@ def test_absolute_control_moves_the_hand_to_the_pose_it_is_given() -> None:
     simulator.close()
 
 
-# ------------------------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------------------- faults
 def test_an_incomplete_asset_copy_names_what_is_missing(tmp_path) -> None:
     whole = package.find_assets()
     for folder in package.ASSET_FOLDERS:
@@ -263,15 +304,17 @@ def test_no_gl_backend_is_a_clear_error(monkeypatch) -> None:
     simulator.close()
 
 
-# ------------------------------------------------------------------------------------------------------------- long tests
+# --------------------------------------------------------------------------------------- long tests
 @pytest.mark.slow
 def test_simulator_contract() -> None:
     check_simulator(lambda: make("libero_object", "3", "1", look="light", horizon=60))
 
 
-# In libero_object a joint is the last bit (2e-16) apart at the first look: what moves the solver's start there under MuJoCo
-# 3.3.2 is not found. Under 3.8.1 all bits are equal.
-LAST_BIT = pytest.mark.xfail(version_of("mujoco").startswith("3.3."), reason="libero_object: the last bit under MuJoCo 3.3")
+# In libero_object a joint is the last bit (2e-16) apart at the first look: what moves the solver's
+# start there under MuJoCo 3.3.2 is not found. Under 3.8.1 all bits are equal.
+LAST_BIT = pytest.mark.xfail(
+    version_of("mujoco").startswith("3.3."), reason="libero_object: the last bit under MuJoCo 3.3"
+)
 
 
 @pytest.mark.slow
@@ -308,10 +351,13 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
     dark = simulator.start(0, EpisodeSpec("libero_10/2", 0, split="held_out"))
     reference.reset(0, official=0)
     for data in (simulator.physics(0), reference.data):
-        data.qpos[simulator.scene("libero_10/2").model.joint("flat_stove_1_button").qposadr[0]] = 1.0
+        data.qpos[simulator.scene("libero_10/2").model.joint("flat_stove_1_button").qposadr[0]] = (
+            1.0
+        )
     run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=0))
     assert simulator.state(0).holds()[0]
-    other = simulator.start(1, EpisodeSpec("libero_10/2", 0, split="held_out"))  # no light in a slot beside it
+    # no light in a slot beside it
+    other = simulator.start(1, EpisodeSpec("libero_10/2", 0, split="held_out"))
     assert_same_observation(other, dark)
     run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=1))
     simulator.close()
@@ -328,14 +374,19 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
     ],
 )
 def test_equal_to_lerobots_env(suite, task, reset) -> None:
-    """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings: 3 at its first episode."""
+    """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings:
+    3 at its first episode."""
     lerobot = pytest.importorskip("lerobot.envs.libero")
     package.load()
     with package.quiet():
         env = lerobot.LiberoEnv(
-            lerobot._get_suite(suite), task, suite, obs_type="pixels_agent_pos", observation_width=SIZE,
+            lerobot._get_suite(suite),
+            task,
+            suite,
+            obs_type="pixels_agent_pos",
+            observation_width=SIZE,
             observation_height=SIZE,
-        )  # fmt: skip
+        )
         for _ in range(reset):
             observed, _ = env.reset(seed=3)
     simulator = make(suite, str(task), scene_seed=3, opening_draws=2 + reset)
@@ -349,9 +400,14 @@ def test_equal_to_lerobots_env(suite, task, reset) -> None:
                 observed = env.step(action)[0]
         np.testing.assert_array_equal(simulator.physics(0).qpos, env._env.sim.data._data.qpos)
         for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
-            np.testing.assert_array_equal(observation.images[camera], observed["pixels"][name][::-1, ::-1])
-    plain = make(suite, str(task), scene_seed=3)  # as LIBERO's own loop starts: with other fixtures, if openings are drawn
-    fixtures = [dict(each.initial_state(episode).edits)["body_pos"][1] for each in (simulator, plain)]
+            np.testing.assert_array_equal(
+                observation.images[camera], observed["pixels"][name][::-1, ::-1]
+            )
+    # as LIBERO's own loop starts: with other fixtures, if openings are drawn
+    plain = make(suite, str(task), scene_seed=3)
+    fixtures = [
+        dict(each.initial_state(episode).edits)["body_pos"][1] for each in (simulator, plain)
+    ]
     assert np.array_equal(*fixtures) == (suite == "libero_object")
     plain.close()
     simulator.close()
@@ -376,7 +432,9 @@ def test_a_worker_killed_in_mid_chunk_costs_its_episode_only() -> None:
 
     config = LiberoConfig(suite="libero_object", tasks=["0"], camera_size=SIZE, look="light")
     episode = EpisodeSpec("libero_object/0", 0)
-    with ProcessPool(functools.partial(LiberoSimulator, config), num_workers=1, slots_per_worker=1) as pool:
+    with ProcessPool(
+        functools.partial(LiberoSimulator, config), num_workers=1, slots_per_worker=1
+    ) as pool:
         pool.start(0, episode)
         first = pool.poll()[0].observation
         pool.step(0, np.zeros((100, 7), dtype=np.float32))

@@ -18,7 +18,7 @@ def t(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------- levels
+# ------------------------------------------------------------------------------------------- levels
 LOG_PROB = torch.arange(12.0).view(2, 3, 2)  # n=2, h=3, a=2
 VALID = torch.tensor([[True, True, False], [True, True, True]])
 AXES = ("control_step", "action_dim")
@@ -41,7 +41,9 @@ def test_step_and_chunk_levels_sum():
 
 def test_any_order_and_number_of_axes():
     x = torch.randn(2, 4, 3, 2)  # denoising, control step, action
-    moved, mask = losses.reduce_log_prob(x, ("denoising_step", "control_step", "action_dim"), VALID, "step")
+    moved, mask = losses.reduce_log_prob(
+        x, ("denoising_step", "control_step", "action_dim"), VALID, "step"
+    )
     torch.testing.assert_close(moved, (x * VALID[:, None, :, None]).sum((1, 3)))
     assert torch.equal(mask, VALID)
     flat, mask = losses.reduce_log_prob(x[..., 0, 0], ("token",), VALID, "token")
@@ -58,7 +60,8 @@ def test_denoising_step_level_and_means():
     torch.testing.assert_close(total, (x * VALID[:, None, :, None]).sum((2, 3)))
     assert mask.shape == (2, 4) and mask.all()
     mean, _ = losses.reduce_log_prob(x, axes, VALID, "denoising_step", "mean")
-    torch.testing.assert_close(mean, total / torch.tensor([[4.0], [6.0]]))  # executed steps times dimensions
+    # executed steps times dimensions
+    torch.testing.assert_close(mean, total / torch.tensor([[4.0], [6.0]]))
     whole, _ = losses.reduce_log_prob(x, axes, VALID, "chunk", "mean")
     torch.testing.assert_close(whole, total.sum(1, keepdim=True) / torch.tensor([[16.0], [24.0]]))
     assert not losses.reduce_log_prob(x, axes, torch.zeros_like(VALID), "denoising_step")[1].any()
@@ -68,7 +71,9 @@ def test_denoising_step_level_and_means():
 
 def test_clip_ranges_per_entry():
     log_ratio = torch.tensor([[1.0, 1.0]]).log1p()  # ratio 2
-    loss, active = losses.policy_loss(log_ratio, torch.ones(1, 2), torch.tensor([[0.1, 2.0]]), torch.tensor([[0.1, 2.0]]))
+    loss, active = losses.policy_loss(
+        log_ratio, torch.ones(1, 2), torch.tensor([[0.1, 2.0]]), torch.tensor([[0.1, 2.0]])
+    )
     torch.testing.assert_close(loss, torch.tensor([[-1.1, -2.0]]))
     assert active.tolist() == [[True, False]]
 
@@ -77,7 +82,9 @@ def test_unexecuted_steps_may_hold_infinities():
     x = LOG_PROB.clone()
     x[0, 2] = -torch.inf
     for level in losses.LEVELS:
-        entries, axes = (x[:, None], ("denoising_step", *AXES)) if level == "denoising_step" else (x, AXES)
+        entries, axes = (
+            (x[:, None], ("denoising_step", *AXES)) if level == "denoising_step" else (x, AXES)
+        )
         assert torch.isfinite(losses.reduce_log_prob(entries, axes, VALID, level)[0]).all()
 
 
@@ -92,7 +99,7 @@ def test_levels_report_what_does_not_fit():
         losses.reduce_log_prob(LOG_PROB, AXES, VALID, "word")
 
 
-# -------------------------------------------------------------------------------------------------------- aggregation
+# -------------------------------------------------------------------------------------- aggregation
 def aggregate(values, mask, index, trajectories, mode):
     """The loss [] of entries [n e] of a whole batch."""
     weights = losses.entry_weights(mask, index, trajectories, mode)
@@ -119,7 +126,10 @@ def test_step_count_is_rlinfs_mean_over_a_padded_array():
         mask[j, :length] = True
     share = mask[..., 0].sum(1) / longest  # valid steps ÷ max steps
     reference = (padded * mask / share[:, None, None]).mean()
-    flat, index = padded[mask].view(-1, k), torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    flat, index = (
+        padded[mask].view(-1, k),
+        torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)),
+    )
     ours = aggregate(flat, torch.ones_like(flat, dtype=torch.bool), index, 3, "step_count")
     torch.testing.assert_close(ours, reference)
 
@@ -144,7 +154,7 @@ def test_step_count_minibatches_average_to_the_batch_and_token_weights_follow_le
     assert float(aggregate(values, torch.zeros_like(mask), index, 2, "token")) == 0.0
 
 
-# ------------------------------------------------------------------------------------------------------------- policy
+# ------------------------------------------------------------------------------------------- policy
 def test_clipped_surrogate_by_hand():
     ratio = t(1.0, 1.5, 0.5, 1.5, 0.5)
     a = t(2.0, 1.0, 1.0, -1.0, -1.0)
@@ -184,18 +194,19 @@ def test_log_ratio_stays_finite():
     assert losses.log_ratio(t(1000.0, -1000.0), t(0.0, 0.0)).tolist() == [20.0, -20.0]
 
 
-# -------------------------------------------------------------------------------------------------------------- value
+# -------------------------------------------------------------------------------------------- value
 def test_value_loss_by_hand():
     value, returns, old = t(2.0, 0.5), t(0.0, 0.0), t(0.0, 0.4)
     torch.testing.assert_close(losses.value_loss(value, returns), t(2.0, 0.125))
     torch.testing.assert_close(losses.value_loss(value, returns, huber_delta=1.0), t(1.5, 0.125))
     # moved 2 away, allowed 0.2: clipped loss 0.02 < 2, the larger counts
     torch.testing.assert_close(losses.value_loss(value, returns, old, clip=0.2), t(2.0, 0.125))
-    torch.testing.assert_close(losses.value_loss(t(1.0), t(1.0), t(0.0), clip=0.2), t(0.32))  # ½·0.8²
+    # ½·0.8²
+    torch.testing.assert_close(losses.value_loss(t(1.0), t(1.0), t(0.0), clip=0.2), t(0.32))
     torch.testing.assert_close(losses.value_loss(value, returns, None, clip=0.2), t(2.0, 0.125))
 
 
-# ----------------------------------------------------------------------------------------------------------------- KL
+# ----------------------------------------------------------------------------------------------- KL
 def test_kl_estimators_by_hand():
     log_prob, other = t(0.0, -1.0), t(-0.5, -0.5)
     assert losses.kl_estimate(log_prob, other, "k1").tolist() == pytest.approx([0.5, -0.5])
@@ -217,19 +228,24 @@ def test_k1_and_k3_are_unbiased_and_k2s_gradient_is_the_kls():
     for kind in ("k1", "k3"):
         torch.testing.assert_close((p * losses.kl_estimate(log_p, log_q, kind)).sum(), true)
     (gradient,) = torch.autograd.grad(true, logits, retain_graph=True)
-    (k2,) = torch.autograd.grad((p * losses.kl_estimate(log_p, log_q, "k2")).sum(), logits, retain_graph=True)
+    (k2,) = torch.autograd.grad(
+        (p * losses.kl_estimate(log_p, log_q, "k2")).sum(), logits, retain_graph=True
+    )
     (k1,) = torch.autograd.grad((p * losses.kl_estimate(log_p, log_q, "k1")).sum(), logits)
     torch.testing.assert_close(k2, gradient)
     torch.testing.assert_close(k1, torch.zeros(3, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
+# --------------------------------------------------------------------------------------- statistics
 def test_ratio_statistics_by_hand():
     ratio = torch.tensor([[1.0, 2.0], [0.5, 99.0]])
     mask = torch.tensor([[True, True], [True, False]])
     active = torch.tensor([[False, True], [False, True]])
     s = {k: float(v) for k, v in losses.ratio_statistics(ratio.log(), active, mask).items()}
-    assert s["ratio_mean"] == pytest.approx(3.5 / 3) and (s["ratio_min"], s["ratio_max"]) == pytest.approx((0.5, 2.0))
+    assert s["ratio_mean"] == pytest.approx(3.5 / 3) and (
+        s["ratio_min"],
+        s["ratio_max"],
+    ) == pytest.approx((0.5, 2.0))
     assert s["clip_fraction"] == pytest.approx(1 / 3)
     assert s["ess"] == pytest.approx(3.5**2 / (3 * 5.25))
     assert s["ratio_std"] == pytest.approx((5.25 / 3 - (3.5 / 3) ** 2) ** 0.5)
@@ -261,5 +277,7 @@ def test_explained_variance():
 
 
 def test_masked_mean_ignores_what_is_masked_even_nan():
-    assert float(losses.masked_mean(t(1.0, float("nan"), 3.0), torch.tensor([True, False, True]))) == pytest.approx(2.0)
+    assert float(
+        losses.masked_mean(t(1.0, float("nan"), 3.0), torch.tensor([True, False, True]))
+    ) == pytest.approx(2.0)
     assert float(losses.masked_mean(t(1.0), torch.tensor([False]))) == 0.0

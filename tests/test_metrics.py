@@ -29,9 +29,15 @@ def test_log_appends_lines_that_any_json_reader_takes(tmp_path):
         assert lines(tmp_path) == [("sft", 1)]  # on disk at once
         logger.log("rl", 1, {"success": math.nan})
     raw = [
-        json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
     ]
-    assert raw[0]["loss"] == 0.5 and raw[0]["norm"] is None and raw[1]["success"] is None and raw[1]["time_s"] >= 0
+    assert (
+        raw[0]["loss"] == 0.5
+        and raw[0]["norm"] is None
+        and raw[1]["success"] is None
+        and raw[1]["time_s"] >= 0
+    )
 
 
 def test_resuming_repeats_no_step(tmp_path):
@@ -65,7 +71,9 @@ def test_resuming_repeats_no_step(tmp_path):
 def test_reading_is_tolerant(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read_metrics(path) == []
-    path.write_text('{"phase": "a", "step": 1}\nnot json\n[1]\n{"phase": "a"}\n{"phase": "a", "step": 2}\n{"pha')
+    path.write_text(
+        '{"phase": "a", "step": 1}\nnot json\n[1]\n{"phase": "a"}\n{"phase": "a", "step": 2}\n{"pha'
+    )
     assert [r["step"] for r in read_metrics(path)] == [1, 2]
 
 
@@ -75,13 +83,15 @@ def test_write_json_is_whole_or_absent(tmp_path):
     assert json.loads(path.read_text()) == {"x": None, "y": [1, 2.5], "z": None, "t": True}
     with pytest.raises((TypeError, ValueError)):
         write_json(path, {"x": object()})
-    assert json.loads(path.read_text())["y"] == [1, 2.5] and [p.name for p in path.parent.iterdir()] == ["b.json"]
+    assert json.loads(path.read_text())["y"] == [1, 2.5] and [
+        p.name for p in path.parent.iterdir()
+    ] == ["b.json"]
     import torch
 
     assert finite({"a": torch.tensor(2.0), 3: [torch.tensor(math.inf)]}) == {"a": 2.0, "3": [None]}
 
 
-# ------------------------------------------------------------------------------------------------------------- progress
+# ----------------------------------------------------------------------------------------- progress
 def test_plain_lines_without_a_terminal():
     stream = io.StringIO()
     with Progress(every=0.0, stream=stream) as progress:
@@ -95,7 +105,12 @@ def test_plain_lines_without_a_terminal():
     assert text[0] == "sft: fine-tuning"
     assert "to go" not in text[1]
     assert "1/4" in text[2] and "[16/64 episodes, 25% success]" in text[2] and "to go" in text[2]
-    assert "50%" in text[3] and "2/4" in text[3] and "success 0.25" in text[3] and "episodes" not in text[3]
+    assert (
+        "50%" in text[3]
+        and "2/4" in text[3]
+        and "success 0.25" in text[3]
+        and "episodes" not in text[3]
+    )
     assert "100%" in text[4] and "to go" not in text[4] and len(text) == 5
 
 
@@ -108,7 +123,8 @@ def test_lines_are_rare_and_the_end_is_always_shown():
 
 
 def test_eta_counts_this_session_without_its_start(monkeypatch):
-    """30 s until the first sign of progress say nothing of the pace; half a step in 10 s after it does."""
+    """30 s until the first sign of progress say nothing of the pace; half a step in 10 s after
+    it does."""
     now = [100.0]
     monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
     stream = io.StringIO()
@@ -127,10 +143,16 @@ def test_eta_counts_this_session_without_its_start(monkeypatch):
 
 def test_a_bar_of_episodes_ends_at_their_count():
     stream = io.StringIO()
-    with Progress(every=1000.0, stream=stream) as progress, progress.task("evaluate sft", 50) as bar:
+    with (
+        Progress(every=1000.0, stream=stream) as progress,
+        progress.task("evaluate sft", 50) as bar,
+    ):
         for i in range(50):
             bar.update(i + 1, 50, 11)
-    assert stream.getvalue().split()[:4] == ["evaluate", "sft", "100%", "50/50"] and "11/50 = 22%" in stream.getvalue()
+    assert (
+        stream.getvalue().split()[:4] == ["evaluate", "sft", "100%", "50/50"]
+        and "11/50 = 22%" in stream.getvalue()
+    )
 
 
 def test_rich_bars_on_a_terminal(monkeypatch):
@@ -151,7 +173,7 @@ def test_rich_bars_on_a_terminal(monkeypatch):
     assert "\x1b[" in text and "RL" in text and "success 0.5" in text and "[not markup]" in text
 
 
-# ---------------------------------------------------------------------------------------------------- memory, versions
+# --------------------------------------------------------------------------------- memory, versions
 def test_memory_peak_is_kept():
     values = iter([5, 80, 20])
     with MemoryWatch(initial=7, every=0.001, measure=lambda: next(values, 20)) as watch:
@@ -177,7 +199,9 @@ def test_memory_counts_children():
 
     alone = memory_bytes()
     code = "x = bytearray(b'1' * (60 << 20)); print('ready', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         child.stdout.readline()
         assert memory_bytes() > alone + (50 << 20) > 50 << 20
         child.communicate(b"\n")
@@ -215,5 +239,7 @@ def test_the_commit_is_that_of_the_checkout():
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         pytest.skip("no checkout: there is no commit to find")
-    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
     assert machine.git_commit().removesuffix(" +changes") == head.stdout.strip() != ""

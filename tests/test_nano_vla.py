@@ -26,23 +26,50 @@ from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 SPEC = EmbodimentSpec(
-    name="arm", action_names=("dx", "dy", "gripper"), action_units=("m", "m", "1"), action_low=(-0.05, -0.04, -1.0),
-    action_high=(0.05, 0.08, 1.0), frame="base", rotation="none", gripper="-1 open, +1 close", control_hz=20.0,
-    cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 28, 28)), proprio_names=("x", "y"),
-)  # fmt: skip
+    name="arm",
+    action_names=("dx", "dy", "gripper"),
+    action_units=("m", "m", "1"),
+    action_low=(-0.05, -0.04, -1.0),
+    action_high=(0.05, 0.08, 1.0),
+    frame="base",
+    rotation="none",
+    gripper="-1 open, +1 close",
+    control_hz=20.0,
+    cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 28, 28)),
+    proprio_names=("x", "y"),
+)
 TINY = NanoVLAConfig(
-    chunk_length=3, action_bins=9, stem_channels=[8], stem_kernels=[4, 3], stem_strides=[4, 2], vit_width=16,
-    vit_heads=2, instruction_tokens=2, instruction_length=6, llm_width=16, llm_depth=2, llm_heads=2, llm_mlp=24,
-    precision="float32", soft_label_sigma=0.0,
-)  # fmt: skip
-AUTOREGRESSIVE = {"decoding": "autoregressive", "noise_correlation": None}  # null: what suits the decoding
+    chunk_length=3,
+    action_bins=9,
+    stem_channels=[8],
+    stem_kernels=[4, 3],
+    stem_strides=[4, 2],
+    vit_width=16,
+    vit_heads=2,
+    instruction_tokens=2,
+    instruction_length=6,
+    llm_width=16,
+    llm_depth=2,
+    llm_heads=2,
+    llm_mlp=24,
+    precision="float32",
+    soft_label_sigma=0.0,
+)
+# null: what suits the decoding
+AUTOREGRESSIVE = {"decoding": "autoregressive", "noise_correlation": None}
 VARIANTS = {
     "parallel_step": {},
     "parallel_dim": {"tokens_per_step": False},
     "autoregressive_step": AUTOREGRESSIVE,
     "autoregressive_dim": {**AUTOREGRESSIVE, "tokens_per_step": False},
     "binary_gripper": {**AUTOREGRESSIVE, "tokens_per_step": False, "binary_gripper": True},
-    "patches": {"stem_channels": [], "patch_size": 7, "merge": 1, "instruction_tokens": 0, "use_proprio": False},
+    "patches": {
+        "stem_channels": [],
+        "patch_size": 7,
+        "merge": 1,
+        "instruction_tokens": 0,
+        "use_proprio": False,
+    },
     "two_towers": {"share_vision": False, "binary_gripper": True, "temperature": 0.7},
     "film": {"film": True},
     "film_two_towers": {"film": True, "share_vision": False, "stem_norm": "none"},
@@ -51,17 +78,26 @@ VARIANTS = {
 
 
 def make(spec: EmbodimentSpec = SPEC, scale: float = 0.3, **changes: object) -> NanoVLA:
-    """A policy with random weights everywhere, so that no path is switched off by a zero initialisation."""
+    """A policy with random weights everywhere, so that no path is switched off by a zero
+    initialisation."""
     policy = NanoVLA(dataclasses.replace(TINY, **changes), spec)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter += scale * parameter.new_empty(parameter.shape).normal_() / max(1, parameter.shape[-1]) ** 0.5
+            parameter += (
+                scale
+                * parameter.new_empty(parameter.shape).normal_()
+                / max(1, parameter.shape[-1]) ** 0.5
+            )
     return policy.eval()
 
 
 def observe(b: int, spec: EmbodimentSpec = SPEC, seed: int = 0) -> Observation:
     g = torch.Generator().manual_seed(seed)
-    texts = ("pick up the red cube", "open the drawer", "zorble the quux now please and then stop again")
+    texts = (
+        "pick up the red cube",
+        "open the drawer",
+        "zorble the quux now please and then stop again",
+    )
     return Observation(
         images={
             c.name: torch.randint(0, 256, (b, c.height, c.width, 3), generator=g, dtype=torch.uint8)
@@ -87,10 +123,14 @@ def test_contract_and_likelihood(changes: dict):
         torch.testing.assert_close(evaluation.value, output.value, rtol=0, atol=1e-5)
     else:
         assert evaluation.value is None and output.value is None
-    torch.testing.assert_close(policy.encode_actions(output.chunk.actions), output.replay["action_tokens"].long())
+    torch.testing.assert_close(
+        policy.encode_actions(output.chunk.actions), output.replay["action_tokens"].long()
+    )
     loss, metrics = policy.imitation_loss(observation, output.chunk.actions, output.chunk.valid)
     loss.backward()
-    assert set(metrics) == {"nll", "accuracy", "mae", "entropy"} and metrics["nll"] == pytest.approx(loss.item())
+    assert set(metrics) == {"nll", "accuracy", "mae", "entropy"} and metrics[
+        "nll"
+    ] == pytest.approx(loss.item())
     unused = [n for n, p in policy.named_parameters() if p.grad is None and "value" not in n]
     assert unused == []
 
@@ -139,11 +179,16 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
             mask = mask + torch.full((7, 7), -torch.inf).triu(1)
         stock = LlamaModel(
             LlamaConfig(
-                vocab_size=32, hidden_size=TINY.llm_width, num_hidden_layers=TINY.llm_depth,
-                intermediate_size=TINY.llm_mlp, num_attention_heads=TINY.llm_heads, num_key_value_heads=TINY.llm_heads,
-                rope_theta=TINY.rope_theta, max_position_embeddings=16,
+                vocab_size=32,
+                hidden_size=TINY.llm_width,
+                num_hidden_layers=TINY.llm_depth,
+                intermediate_size=TINY.llm_mlp,
+                num_attention_heads=TINY.llm_heads,
+                num_key_value_heads=TINY.llm_heads,
+                rope_theta=TINY.rope_theta,
+                max_position_embeddings=16,
             )
-        ).eval()  # fmt: skip
+        ).eval()
         stock.load_state_dict(trunk.llama.state_dict())
         theirs = stock(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -153,19 +198,30 @@ def test_trunk_equals_the_llama_of_transformers(causal: bool):
 def test_the_vision_tower_equals_timms():
     from timm.models.vision_transformer import VisionTransformer
 
-    config = dataclasses.replace(TINY, stem_channels=[], stem_kernels=[4], stem_strides=[4], patch_size=8, vit_depth=2)
+    config = dataclasses.replace(
+        TINY, stem_channels=[], stem_kernels=[4], stem_strides=[4], patch_size=8, vit_depth=2
+    )
     tower = VisionTower(config, 16, 24).eval()
     with torch.no_grad():
         for parameter in tower.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     stock = VisionTransformer(
-        img_size=(16, 24), patch_size=config.patch_size, embed_dim=config.vit_width, depth=2, num_heads=config.vit_heads,
-        mlp_ratio=config.vit_mlp_ratio, num_classes=0, global_pool="", class_token=False,
-    ).eval()  # fmt: skip
+        img_size=(16, 24),
+        patch_size=config.patch_size,
+        embed_dim=config.vit_width,
+        depth=2,
+        num_heads=config.vit_heads,
+        mlp_ratio=config.vit_mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        class_token=False,
+    ).eval()
     stock.load_state_dict(tower.state_dict())
     pixels = torch.randn(2, 3, 16, 24)
     with torch.no_grad():
-        torch.testing.assert_close(tower(pixels), stock.forward_features(pixels), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            tower(pixels), stock.forward_features(pixels), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -182,13 +238,15 @@ def test_gradient_checkpointing_changes_nothing():
     for flag in (False, True):
         torch.manual_seed(1)
         policy = make(gradient_checkpointing=flag).train()
-        policy.imitation_loss(observation, actions, torch.ones(2, 3, dtype=torch.bool))[0].backward()
+        policy.imitation_loss(observation, actions, torch.ones(2, 3, dtype=torch.bool))[
+            0
+        ].backward()
         gradients.append([p.grad for p in policy.parameters() if p.grad is not None])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
 
 
-# ------------------------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 def test_noise_is_uniform_and_a_function_of_seed_and_index():
     u = counter_uniforms(range(2000), 8)
     assert u.dtype == np.float32 and u.min() > 0 and u.max() < 1
@@ -202,7 +260,9 @@ def test_noise_is_uniform_and_a_function_of_seed_and_index():
 
 def test_sampling_follows_the_distribution_and_the_temperature():
     policy = make()
-    observation = Observation(**{f.name: getattr(observe(1), f.name) for f in dataclasses.fields(Observation)})
+    observation = Observation(
+        **{f.name: getattr(observe(1), f.name) for f in dataclasses.fields(Observation)}
+    )
     many = observation[[0] * 4000]
     for temperature in (1.0, 0.5):
         policy.temperature = temperature
@@ -212,7 +272,9 @@ def test_sampling_follows_the_distribution_and_the_temperature():
         found = torch.nn.functional.one_hot(tokens, 9).float().mean(0)
         assert (found - expected).abs().max() < 0.04
         entropy = policy.evaluate(observation, {"action_tokens": tokens[:1]}).entropy
-        torch.testing.assert_close(entropy[0], -(expected * expected.log()).sum(-1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            entropy[0], -(expected * expected.log()).sum(-1), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_correlated_noise_moves_a_chunk_together_and_keeps_the_distribution_of_each_parallel_token():
@@ -233,17 +295,22 @@ def test_correlated_noise_moves_a_chunk_together_and_keeps_the_distribution_of_e
 
 
 def bias_of(policy: NanoVLA, correlation: float, rows: int = 4096) -> float:
-    """Largest mean of (token − its probability) × (same dimension's token one control step before), in standard errors.
+    """Largest mean of (token − its probability) × (same dimension's token one control step before),
+    in standard errors.
 
-    That is what the gradient of a weight from the earlier to the later token has as its factor: with advantage 1 the
-    policy gradient is 0, and so is this expectation, where each token follows its own distribution given those before.
+    That is what the gradient of a weight from the earlier to the later token has as its factor:
+    with advantage 1 the policy gradient is 0, and so is this expectation, where each token follows
+    its own distribution given those before.
     """
     many, bins = observe(1)[[0] * rows], policy.config.action_bins
     uniforms = chunk_uniforms(range(rows), 3, SPEC.action_dim, correlation)
     with torch.no_grad():
-        tokens, log_probs, _ = policy._decode(policy._inputs(many), uniforms.view(rows, policy.slots, policy.group))
+        tokens, log_probs, _ = policy._decode(
+            policy._inputs(many), uniforms.view(rows, policy.slots, policy.group)
+        )
     chosen = torch.nn.functional.one_hot(tokens, bins).float()
-    product = (chosen - log_probs.exp())[:, 1:, :, :, None] * chosen[:, :-1, :, None, :]  # [rows 2 a bins bins]
+    # [rows 2 a bins bins]
+    product = (chosen - log_probs.exp())[:, 1:, :, :, None] * chosen[:, :-1, :, None, :]
     seen = chosen[:, :-1].sum(0)[:, :, None, :] > 50  # enough for a normal distribution
     z = product.sum(0) / (product.square().sum(0).sqrt() + 1e-6)
     return float(z[seen.expand_as(z)].abs().max())
@@ -277,19 +344,27 @@ def test_seeds_must_match_the_batch():
         make().act(observe(3), seeds=[1, 2])
 
 
-# ----------------------------------------------------------------------------------------------------------------- bins
+# --------------------------------------------------------------------------------------------- bins
 @settings(max_examples=30)
 def stats_of(values: np.ndarray) -> VectorStats:
     """Statistics over all leading axes of ``values`` [... d]."""
     flat = values.reshape(-1, values.shape[-1])
-    rows = (flat.min(0), flat.max(0), flat.mean(0), flat.std(0), *np.quantile(flat, (0.01, 0.99), axis=0))
+    rows = (
+        flat.min(0),
+        flat.max(0),
+        flat.mean(0),
+        flat.std(0),
+        *np.quantile(flat, (0.01, 0.99), axis=0),
+    )
     return VectorStats(*(tuple(row.tolist()) for row in rows))
 
 
 @given(
-    bins=st.integers(2, 65), binary=st.booleans(), bin_range=st.sampled_from(["bounds", "minmax", "quantile"]),
+    bins=st.integers(2, 65),
+    binary=st.booleans(),
+    bin_range=st.sampled_from(["bounds", "minmax", "quantile"]),
     spacing=st.sampled_from(["uniform", "power"]),
-)  # fmt: skip
+)
 def test_bins_round_trip(bins: int, binary: bool, bin_range: str, spacing: str):
     stats = stats_of(np.random.default_rng(0).normal(0, 0.02, (200, 3)))
     centers, counts = bin_centers(SPEC, stats, bins, bin_range, spacing, 1.5, binary)
@@ -324,7 +399,7 @@ def test_statistics():
     assert bin_centers(SPEC, flat, 3, "minmax")[0][0].tolist() == pytest.approx([-0.05, 0.0, 0.05])
 
 
-# ------------------------------------------------------------------------------------------------------------ imitation
+# ---------------------------------------------------------------------------------------- imitation
 @pytest.mark.parametrize("changes", [{}, AUTOREGRESSIVE], ids=["parallel", "autoregressive"])
 def test_overfits_a_small_batch(changes: dict):
     policy = NanoVLA(dataclasses.replace(TINY, **changes), SPEC)
@@ -345,7 +420,9 @@ def test_overfits_a_small_batch(changes: dict):
 
 def test_first_loss_is_that_of_a_uniform_guess():
     policy = NanoVLA(TINY, SPEC)
-    _, metrics = policy.imitation_loss(observe(16), torch.zeros(16, 3, 3), torch.ones(16, 3, dtype=torch.bool))
+    _, metrics = policy.imitation_loss(
+        observe(16), torch.zeros(16, 3, 3), torch.ones(16, 3, dtype=torch.bool)
+    )
     assert metrics["nll"] == pytest.approx(np.log(9), abs=0.15)
 
 
@@ -361,7 +438,8 @@ def test_control_steps_that_are_not_valid_do_not_count():
 
 def test_soft_labels():
     policy = make(soft_label_sigma=1.0, binary_gripper=True)
-    actions = torch.tensor([[[0.0, 0.02, 1.0]]]).expand(1, 3, 3) + torch.tensor([0.00625, 0.0, 0.0])  # half a bin up
+    # half a bin up
+    actions = torch.tensor([[[0.0, 0.02, 1.0]]]).expand(1, 3, 3) + torch.tensor([0.00625, 0.0, 0.0])
     soft = policy._soft_labels(actions, policy.encode_actions(actions))
     torch.testing.assert_close(soft.sum(-1), torch.ones(1, 3, 3))
     assert soft[0, 0, 2].tolist() == [0.0, 1.0] + [0.0] * 7, "two bins get hard labels"
@@ -374,28 +452,40 @@ def test_soft_labels():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_own_decisions_have_hard_labels_at_the_temperature_they_were_sampled_at(smoothing):
-    """Mixed rows: the mean of what each kind has alone; own rows: −log-likelihood as `evaluate` gives it."""
+    """Mixed rows: the mean of what each kind has alone; own rows: −log-likelihood as `evaluate`
+    gives it."""
     policy = make(soft_label_sigma=1.0, temperature=0.5, label_smoothing=smoothing)
     seen = observe(4)
     acted = policy.act(seen, seeds=[1, 2, 3, 4])
     actions, valid = acted.chunk.actions, torch.ones(4, TINY.chunk_length, dtype=torch.bool)
     with torch.no_grad():
         alone = [
-            policy.imitation_loss(seen[i : i + 1], actions[i : i + 1], valid[i : i + 1], own=torch.tensor([i < 2]))[0]
+            policy.imitation_loss(
+                seen[i : i + 1], actions[i : i + 1], valid[i : i + 1], own=torch.tensor([i < 2])
+            )[0]
             for i in range(4)
         ]
-        plain = [policy.imitation_loss(seen[i : i + 1], actions[i : i + 1], valid[i : i + 1])[0] for i in range(2, 4)]
-        mixed, _ = policy.imitation_loss(seen, actions, valid, own=torch.tensor([True, True, False, False]))
+        plain = [
+            policy.imitation_loss(seen[i : i + 1], actions[i : i + 1], valid[i : i + 1])[0]
+            for i in range(2, 4)
+        ]
+        mixed, _ = policy.imitation_loss(
+            seen, actions, valid, own=torch.tensor([True, True, False, False])
+        )
         log_prob = policy.evaluate(seen, acted.replay).log_prob
     torch.testing.assert_close(mixed, torch.stack(alone).mean())
     torch.testing.assert_close(torch.stack(alone[2:]), torch.stack(plain))
-    torch.testing.assert_close(torch.stack(alone[:2]), -log_prob[:2].flatten(1).mean(1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        torch.stack(alone[:2]), -log_prob[:2].flatten(1).mean(1), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_soft_labels_are_no_wider_than_the_data_in_that_dimension():
-    """Else a hand that no demonstration turns is taught to turn at random, and sampled episodes fail."""
+    """Else a hand that no demonstration turns is taught to turn at random, and sampled episodes
+    fail."""
     wide = VectorStats.from_bounds(SPEC.action_low, SPEC.action_high)
-    stats = dataclasses.replace(wide, std=(0.0, 0.5 * 0.015, wide.std[2]))  # none, half a bin of nine, more than a bin
+    # none, half a bin of nine, more than a bin
+    stats = dataclasses.replace(wide, std=(0.0, 0.5 * 0.015, wide.std[2]))
     policy = NanoVLA(dataclasses.replace(TINY, soft_label_sigma=1.0), SPEC, action_stats=stats)
     torch.testing.assert_close(policy.label_sigma, torch.tensor([1e-3, 0.5, 1.0]))
     actions = torch.tensor([[[0.0, 0.02, 0.0]]]).expand(1, 3, 3)  # the middle of each
@@ -425,7 +515,7 @@ def test_value_gradient_can_be_kept_out_of_the_trunk():
         assert policy.value_mlp[0].weight.grad is not None
 
 
-# ------------------------------------------------------------------------------------------------------ inputs, errors
+# ----------------------------------------------------------------------------------- inputs, errors
 def test_each_input_matters():
     policy = make()
     base = observe(1)
@@ -434,14 +524,23 @@ def test_each_input_matters():
         for name in ("front", "wrist"):
             images = dict(base.images)
             images[name] = 255 - images[name]
-            assert not torch.allclose(policy.logits_and_value(dataclasses.replace(base, images=images))[0], reference)
+            assert not torch.allclose(
+                policy.logits_and_value(dataclasses.replace(base, images=images))[0], reference
+            )
         for change in ({"proprio": base.proprio + 1}, {"instruction": ("open the drawer",)}):
-            assert not torch.allclose(policy.logits_and_value(dataclasses.replace(base, **change))[0], reference)
+            assert not torch.allclose(
+                policy.logits_and_value(dataclasses.replace(base, **change))[0], reference
+            )
 
 
 def test_merging_keeps_the_spatial_layout():
     x = torch.arange(16.0).view(1, 16, 1)
-    assert merge_tokens(x, (4, 4), 2)[0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    assert merge_tokens(x, (4, 4), 2)[0].tolist() == [
+        [0, 1, 4, 5],
+        [2, 3, 6, 7],
+        [8, 9, 12, 13],
+        [10, 11, 14, 15],
+    ]
 
 
 def test_observations_of_another_robot():
@@ -470,7 +569,10 @@ def test_observations_of_another_robot():
         ({"action_bins": 1}, "at least 2"),
         ({"temperature": 0.0}, "above 0"),
         ({"noise_correlation": 1.0}, "below 1"),
-        ({"noise_correlation": 0.8, "decoding": "autoregressive"}, "noise_correlation=0, or policy.decoding=parallel"),
+        (
+            {"noise_correlation": 0.8, "decoding": "autoregressive"},
+            "noise_correlation=0, or policy.decoding=parallel",
+        ),
         ({"llm_width": 18, "llm_heads": 4}, "not divisible by llm_heads"),
         ({"llm_width": 18, "llm_heads": 6}, "even"),
         ({"stem_strides": [4]}, "need 2 each"),
@@ -489,7 +591,9 @@ def test_image_sizes_must_fit_the_merging():
 
 
 def test_cameras_of_different_sizes():
-    spec = dataclasses.replace(SPEC, cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 16, 32)))
+    spec = dataclasses.replace(
+        SPEC, cameras=(CameraSpec("front", 28, 28), CameraSpec("wrist", 16, 32))
+    )
     policy = make(spec)
     assert len(policy.vision) == 2 and policy.camera_tokens == [4, 2]
     check_policy(policy, observe(3, spec), tolerance=1e-5)
@@ -497,10 +601,15 @@ def test_cameras_of_different_sizes():
 
 def test_tokenizer():
     tokenizer = WordTokenizer(["pick", "cube"], hash_buckets=4)
-    assert tokenizer.encode("Pick the CUBE!", 6)[0] == 5 and tokenizer.encode("Pick the CUBE!", 6)[2] == 6
+    assert (
+        tokenizer.encode("Pick the CUBE!", 6)[0] == 5
+        and tokenizer.encode("Pick the CUBE!", 6)[2] == 6
+    )
     assert tokenizer.encode("", 3) == [0, 0, 0] and len(tokenizer.encode("a b c d e", 3)) == 3
     unknown = tokenizer.encode("zorble ünïcode 42", 8)
-    assert all(0 <= i < tokenizer.vocab_size for i in unknown) and unknown == tokenizer.encode("zorble ünïcode 42", 8)
+    assert all(0 <= i < tokenizer.vocab_size for i in unknown) and unknown == tokenizer.encode(
+        "zorble ünïcode 42", 8
+    )
     again = WordTokenizer.from_json(tokenizer.to_json())
     assert again.encode("pick zorble", 3) == tokenizer.encode("pick zorble", 3)
     assert again.vocab_size == tokenizer.vocab_size == 7
@@ -517,20 +626,32 @@ def test_words_past_the_instruction_length_are_cut_and_padding_is_ignored():
             for text in ("pick up cube", "pick up cube now")
         )
     assert torch.equal(a, b)
-    assert torch.isfinite(policy.act(dataclasses.replace(base, instruction=("",))).chunk.actions).all()
+    assert torch.isfinite(
+        policy.act(dataclasses.replace(base, instruction=("",))).chunk.actions
+    ).all()
 
 
-# --------------------------------------------------------------------------------------------------- checkpoints, sizes
+# ------------------------------------------------------------------------------- checkpoints, sizes
 def test_save_and_load(tmp_path: Path):
     stats = stats_of(np.random.default_rng(0).normal(0, 0.02, (50, 3)))
     policy = NanoVLA(
-        dataclasses.replace(TINY, bin_range="quantile"), SPEC, stats, VectorStats.identity(2), WordTokenizer(["cube"])
+        dataclasses.replace(TINY, bin_range="quantile"),
+        SPEC,
+        stats,
+        VectorStats.identity(2),
+        WordTokenizer(["cube"]),
     )
     save_checkpoint(tmp_path / "a", policy)
     loaded = load_policy(tmp_path / "a", {"nano_vla": NanoVLA}.__getitem__, SPEC)
-    assert loaded.config == policy.config and loaded.tokenizer.words == ("cube",) and loaded.action_stats == stats
+    assert (
+        loaded.config == policy.config
+        and loaded.tokenizer.words == ("cube",)
+        and loaded.action_stats == stats
+    )
     a, b = (p.act(observe(4), seeds=range(4)) for p in (policy.eval(), loaded))
-    assert torch.equal(a.chunk.actions, b.chunk.actions) and torch.equal(a.behavior_log_prob, b.behavior_log_prob)
+    assert torch.equal(a.chunk.actions, b.chunk.actions) and torch.equal(
+        a.behavior_log_prob, b.behavior_log_prob
+    )
     assert (tmp_path / "a" / "tokenizer.json").exists()
     data = policy.config_dict()
     data["config"]["from_the_future"] = 1
@@ -543,14 +664,21 @@ def test_new_policies_depend_on_their_seed_alone():
     weights = []
     for seed in (3, 3, 4):
         torch.rand(1)
-        policy = NanoVLA.from_statistics(TINY, SPEC, stats, VectorStats.identity(2).to_dict(), seed=seed)
+        policy = NanoVLA.from_statistics(
+            TINY, SPEC, stats, VectorStats.identity(2).to_dict(), seed=seed
+        )
         weights.append(torch.cat([p.flatten() for p in policy.parameters()]))
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("nano", 0.8e6, 1.3e6), ("small", 5e6, 30e6), ("7b", 6.5e9, 7.5e9)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("nano", 0.8e6, 1.3e6), ("small", 5e6, 30e6), ("7b", 6.5e9, 7.5e9)]
+)
 def test_presets_have_their_sizes(name: str, low: float, high: float):
-    cameras = tuple(CameraSpec(n, 224, 224) if name == "7b" else CameraSpec(n, 84, 84) for n in ("front", "wrist"))
+    cameras = tuple(
+        CameraSpec(n, 224, 224) if name == "7b" else CameraSpec(n, 84, 84)
+        for n in ("front", "wrist")
+    )
     with torch.device("meta"):
         policy = NanoVLA(preset(name), dataclasses.replace(SPEC, cameras=cameras))
     assert low < policy.num_parameters() < high
@@ -559,7 +687,8 @@ def test_presets_have_their_sizes(name: str, low: float, high: float):
 
 
 def test_bfloat16_agrees_with_itself():
-    """Row by row the same log-probs when acting and when evaluating, in the precision used for training."""
+    """Row by row the same log-probs when acting and when evaluating, in the precision used for
+    training."""
     policy = make(precision="bfloat16")
     observation = observe(6)
     output = policy.act(observation, seeds=range(6))
@@ -568,9 +697,10 @@ def test_bfloat16_agrees_with_itself():
     assert output.behavior_log_prob.dtype == torch.float32
 
 
-# ---------------------------------------------------------------------------------- features that follow the instruction
+# ------------------------------------------------------------- features that follow the instruction
 def test_film_by_hand():
-    """Channel 0 is scaled by 1 + 2·3, channel 1 shifted by 5·3; without a condition nothing happens."""
+    """Channel 0 is scaled by 1 + 2·3, channel 1 shifted by 5·3; without a condition nothing
+    happens."""
     layer = FiLM(1, 2)
     with torch.no_grad():
         layer.linear.weight.copy_(torch.tensor([[2.0], [0.0], [0.0], [5.0]]))
@@ -589,12 +719,16 @@ def test_only_words_that_were_learned_change_what_is_seen():
         policy.film_words.weight.copy_(fresh)
 
     def tokens(text: str) -> torch.Tensor:
-        return policy.image_tokens(dataclasses.replace(observe(2), instruction=(text,) * 2)).detach()
+        return policy.image_tokens(
+            dataclasses.replace(observe(2), instruction=(text,) * 2)
+        ).detach()
 
     assert torch.equal(tokens("lift the red cube"), tokens("lift the green cube"))
     shown = dataclasses.replace(observe(4), instruction=("red", "green", "red", "green"))
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    policy.imitation_loss(shown, torch.rand(4, 3, 3) * 0.04, torch.ones(4, 3, dtype=torch.bool))[0].backward()
+    policy.imitation_loss(shown, torch.rand(4, 3, 3) * 0.04, torch.ones(4, 3, dtype=torch.bool))[
+        0
+    ].backward()
     optimizer.step()
     assert not torch.equal(tokens("red"), tokens("green"))
     assert torch.equal(tokens("please grab the red zorble"), tokens("red"))
@@ -608,7 +742,7 @@ def test_rl_leaves_what_the_instruction_does_to_images_alone():
         make(film=True, stem_channels=[])
 
 
-# ------------------------------------------------------------------------------------------ standardised image tokens
+# ------------------------------------------------------------------------ standardised image tokens
 def test_feature_norm_by_hand():
     """Two images of two tokens and one channel: [1, 10] and [3, 14]."""
     x = torch.tensor([[[1.0], [10.0]], [[3.0], [14.0]]])
@@ -619,7 +753,8 @@ def test_feature_norm_by_hand():
     expected = torch.tensor([[[-1.0], [-2.0]], [[1.0], [2.0]]]) / scale
     torch.testing.assert_close(norm(x), expected)
     norm.learning = False
-    torch.testing.assert_close(norm(x[:1]), expected[:1])  # one row alone: the running statistics, not its own
+    # one row alone: the running statistics, not its own
+    torch.testing.assert_close(norm(x[:1]), expected[:1])
     pooled = FeatureNorm(tokens=2, width=1, kind="batch", eps=0.0)
     pooled.learning = True
     torch.testing.assert_close(pooled(x), (x - 7.0) / 27.5**0.5)  # (36 + 9 + 16 + 49) / 4
@@ -636,7 +771,8 @@ def test_feature_norm_averages_all_batches_at_first_and_then_forgets():
 
 
 def test_what_all_images_share_cannot_be_learned():
-    """Adding a constant to the projector's output changes nothing in SFT: that is how the features used to collapse."""
+    """Adding a constant to the projector's output changes nothing in SFT: that is how the
+    features used to collapse."""
     policy = make().train()
     actions, valid = torch.zeros(6, 3, 3), torch.ones(6, 3, dtype=torch.bool)
 
@@ -671,11 +807,15 @@ def test_rl_keeps_image_tokens_and_never_encodes_an_image_again():
     policy, observation = make(), observe(5)
     policy.prepare_for_rl()
     output = policy.act(observation, seeds=range(5))
-    black = dataclasses.replace(observation, images={k: torch.zeros_like(v) for k, v in observation.images.items()})
+    black = dataclasses.replace(
+        observation, images={k: torch.zeros_like(v) for k, v in observation.images.items()}
+    )
     evaluation = policy.evaluate(black, output.replay)
     torch.testing.assert_close(evaluation.log_prob, output.behavior_log_prob)
     evaluation.log_prob.sum().backward()
-    assert all(p.grad is None for part in (policy.vision, policy.projector) for p in part.parameters())
+    assert all(
+        p.grad is None for part in (policy.vision, policy.projector) for p in part.parameters()
+    )
     assert policy.image_positions.grad is not None and policy.action_head.weight.grad is not None
     trained = make(freeze_vision_in_rl=False)
     trained.prepare_for_rl()
@@ -695,7 +835,9 @@ def test_a_checkpoint_from_before_feature_norm_loads_without_it(tmp_path: Path):
     with pytest.warns(UserWarning, match="feature_norm"):
         loaded = load_policy(tmp_path / "old", lambda _: NanoVLA)
     assert loaded.config.feature_norm == "none" and not loaded.config.freeze_vision_in_rl
-    torch.testing.assert_close(loaded.logits_and_value(observe(2))[0], policy.logits_and_value(observe(2))[0])
+    torch.testing.assert_close(
+        loaded.logits_and_value(observe(2))[0], policy.logits_and_value(observe(2))[0]
+    )
 
 
 def test_an_autoregressive_checkpoint_that_shared_noise_loads_without_it(tmp_path: Path):

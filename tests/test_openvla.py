@@ -1,4 +1,5 @@
-"""OpenVLA and OpenVLA-OFT on tiny random checkpoints in the upstream format: the model, its tokens and its image path."""
+"""OpenVLA and OpenVLA-OFT on tiny random checkpoints in the upstream format: the model, its
+tokens and its image path."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder_with_parts(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("openvla") / "l1", parts=("proprio_projector", "action_head"))
+    return write_checkpoint(
+        tmp_path_factory.mktemp("openvla") / "l1", parts=("proprio_projector", "action_head")
+    )
 
 
 def load(folder, kind=OpenVLA, **options):
@@ -50,10 +53,12 @@ def observe(b: int = 3) -> Observation:
     return dataclasses.replace(random_observation(libero_like(), b), instruction=texts[:b])
 
 
-# ------------------------------------------------------------------------------------------------------- action tokens
+# ------------------------------------------------------------------------------------ action tokens
 def codec(**changes) -> ActionCodec:
     options = {"bins": 256, "normalization": "q99", "gripper": "none", "unit": False, **changes}
-    return ActionCodec.from_statistics(STATISTICS["libero_spatial_no_noops"]["action"], libero_like(), **options)
+    return ActionCodec.from_statistics(
+        STATISTICS["libero_spatial_no_noops"]["action"], libero_like(), **options
+    )
 
 
 def test_every_action_token_survives_the_round_trip():
@@ -61,7 +66,8 @@ def test_every_action_token_survives_the_round_trip():
     index = torch.arange(256)
     actions = one.table().T  # [256 7]
     again = one.encode(actions)
-    # ids 31744 and 31745 (index 0 and 1) share the last of the 255 centres, so the value leads back to one of them
+    # ids 31744 and 31745 (index 0 and 1) share the last of the 255 centres, so the value leads back
+    # to one of them
     expected = index.clamp(min=1)[:, None].expand(-1, 7)
     torch.testing.assert_close(again, expected)
     torch.testing.assert_close(one.table().T[again, torch.arange(7)], actions)
@@ -80,10 +86,15 @@ def test_token_values_are_those_of_upstream():
 
 def test_normalisation_golden_values():
     one = codec()
-    # dimension 1: q01 -0.6, q99 0.7; 2 (0.375 + 0.6) / 1.3 - 1 = 0.5; the gripper (mask False) passes as it is
+    # dimension 1: q01 -0.6, q99 0.7; 2 (0.375 + 0.6) / 1.3 - 1 = 0.5; the gripper (mask False)
+    # passes as it is
     action = np.array([2.0, 0.375, -0.4, 0.2, -0.1, 0.0, 0.75])
-    np.testing.assert_allclose(one.to_normalized(action), [1.0, 0.5, -1.0, 1.0, -1.0, 0.0, 0.75], atol=1e-7)
-    np.testing.assert_allclose(one.to_physical(np.full(7, 0.5)), [0.475, 0.375, 0.275, 0.1, 0.05, 0.15, 0.5], atol=1e-7)
+    np.testing.assert_allclose(
+        one.to_normalized(action), [1.0, 0.5, -1.0, 1.0, -1.0, 0.0, 0.75], atol=1e-7
+    )
+    np.testing.assert_allclose(
+        one.to_physical(np.full(7, 0.5)), [0.475, 0.375, 0.275, 0.1, 0.05, 0.15, 0.5], atol=1e-7
+    )
     constant = dataclasses.replace(one, low=np.full(7, 0.3), high=np.full(7, 0.3))
     np.testing.assert_array_equal(constant.to_normalized(np.full(7, 0.3))[:6], np.zeros(6))
 
@@ -99,7 +110,9 @@ def test_gripper_and_units_of_libero():
     metres = dataclasses.replace(codec(gripper="none", unit=True), embodiment=scaled)
     shares = np.array([0.475, 0.375, 0.275, 0.1, 0.05, 0.15])
     np.testing.assert_allclose(metres.to_physical(np.full(7, 0.5))[:6], 0.05 * shares, atol=1e-8)
-    np.testing.assert_allclose(metres.to_normalized(metres.to_physical(np.full(7, 0.5))), np.full(7, 0.5), atol=1e-6)
+    np.testing.assert_allclose(
+        metres.to_normalized(metres.to_physical(np.full(7, 0.5))), np.full(7, 0.5), atol=1e-6
+    )
 
 
 def test_prompts_of_both_dialects(folder):
@@ -114,10 +127,11 @@ def test_prompts_of_both_dialects(folder):
     assert vicuna.endswith("questions. USER: What action should the robot take to push? ASSISTANT:")
 
 
-# ---------------------------------------------------------------------------------------------------------- image path
+# --------------------------------------------------------------------------------------- image path
 def test_lanczos_weights_by_hand():
-    # 4 -> 2: the first output lies at 1.0, inputs at 0.5, 1.5, 2.5, 3.5; the kernel is twice as wide.
-    # L(1/4) = sinc(1/4) sinc(1/12) = 0.900316 * 0.988616, L(3/4) = 0.300105 * 0.900316, L(5/4) = -0.180063 * 0.737912
+    # 4 -> 2: the first output lies at 1.0, inputs at 0.5, 1.5, 2.5, 3.5; the kernel is twice as
+    # wide. L(1/4) = sinc(1/4) sinc(1/12) = 0.900316 * 0.988616, L(3/4) = 0.300105 * 0.900316,
+    # L(5/4) = -0.180063 * 0.737912
     raw = np.array([0.890067, 0.890067, 0.270190, -0.132871])
     np.testing.assert_allclose(image_path.lanczos_matrix(4, 2)[0], raw / raw.sum(), atol=2e-6)
     flat = torch.full((1, 3, 256, 256), 77, dtype=torch.uint8)
@@ -125,14 +139,21 @@ def test_lanczos_weights_by_hand():
 
 
 def test_lanczos_agrees_with_pillow():
-    image = torch.randint(96, 160, (1, 3, 64, 48), dtype=torch.uint8)  # away from the ends, where Pillow clips midway
+    # away from the ends, where Pillow clips midway
+    image = torch.randint(96, 160, (1, 3, 64, 48), dtype=torch.uint8)
     mine = image_path.resize_lanczos(image, 40)[0].permute(1, 2, 0).numpy()
-    pillow = np.asarray(Image.fromarray(image[0].permute(1, 2, 0).numpy()).resize((40, 40), Image.Resampling.LANCZOS))
-    assert np.abs(mine.astype(int) - pillow.astype(int)).max() <= 2  # Pillow rounds between the axes
+    pillow = np.asarray(
+        Image.fromarray(image[0].permute(1, 2, 0).numpy()).resize(
+            (40, 40), Image.Resampling.LANCZOS
+        )
+    )
+    # Pillow rounds between the axes
+    assert np.abs(mine.astype(int) - pillow.astype(int)).max() <= 2
 
 
 def test_center_crop_by_hand():
-    # size 5, side sqrt(0.9): samples at 4 ((1 - side) / 2 + side i / 4) = 0.1026, 1.0513, 2, 2.9487, 3.8974
+    # size 5, side sqrt(0.9): samples at 4 ((1 - side) / 2 + side i / 4) = 0.1026, 1.0513, 2,
+    # 2.9487, 3.8974
     matrix = image_path.crop_matrix(5, 5)
     side = math.sqrt(0.9)
     first = 2 * (1 - side)
@@ -143,23 +164,31 @@ def test_center_crop_by_hand():
     flat = torch.tensor([0, 128, 255], dtype=torch.uint8)[None, :, None, None].expand(1, 3, 8, 8)
     assert image_path.center_crop(flat, 8)[0, :, 0, 0].tolist() == [0, 128, 255]
     # 3 -> 2 at once: samples at the two ends of the box, 2 (1 - side) / 2 and 2 (1 + side) / 2
-    np.testing.assert_allclose(image_path.crop_matrix(3, 2), [[side, 1 - side, 0], [0, 1 - side, side]], atol=1e-6)
+    np.testing.assert_allclose(
+        image_path.crop_matrix(3, 2), [[side, 1 - side, 0], [0, 1 - side, side]], atol=1e-6
+    )
 
 
 def test_official_path_in_order():
-    """Rotation, JPEG, Lanczos, crop: equal to the steps one after the other; RLinf's path is the resize alone."""
+    """Rotation, JPEG, Lanczos, crop: equal to the steps one after the other; RLinf's path is the
+    resize alone."""
     images = torch.randint(0, 256, (2, 48, 48, 3), dtype=torch.uint8)
     out = image_path.prepare(images, 28, path="jpeg_lanczos", crop=True, rotate=True)
     turned = torch.from_numpy(np.ascontiguousarray(images.numpy()[:, ::-1, ::-1]))
     decoded = image_path.through_jpeg(turned)
     assert (decoded.int() - turned.int()).abs().max() > 0  # noise does not survive JPEG
-    stepwise = image_path.center_crop(image_path.resize_lanczos(decoded.permute(0, 3, 1, 2), 28), 28)
+    stepwise = image_path.center_crop(
+        image_path.resize_lanczos(decoded.permute(0, 3, 1, 2), 28), 28
+    )
     torch.testing.assert_close(out, stepwise, rtol=0, atol=0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # as in an update; eight bits of mantissa are too few for pixels
+    # as in an update; eight bits of mantissa are too few for pixels
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         again = image_path.prepare(images, 28, path="jpeg_lanczos", crop=True, rotate=True)
     torch.testing.assert_close(again, out, rtol=0, atol=0)
     plain = image_path.prepare(images, 28, path="bicubic", crop=True, rotate=False)
-    torch.testing.assert_close(plain, image_path.resize_bicubic(images.permute(0, 3, 1, 2), 28), rtol=0, atol=0)
+    torch.testing.assert_close(
+        plain, image_path.resize_bicubic(images.permute(0, 3, 1, 2), 28), rtol=0, atol=0
+    )
 
 
 REFERENCE = json.loads((Path(__file__).parent / "openvla_images.json").read_text())
@@ -172,24 +201,30 @@ def recorded(name: str) -> torch.Tensor:
 
 
 def test_image_paths_give_the_pixels_of_tensorflow():
-    """Against a recording of TensorFlow's own decoder, resize and crop; "about" in the file says how it was made."""
+    """Against a recording of TensorFlow's own decoder, resize and crop; "about" in the file says
+    how it was made."""
     y, x, c = np.mgrid[0:20, 0:26, 0:3]
-    image = torch.from_numpy(((9 * x + 5 * y * (c + 1) + x * y // 3 + 90 * (x > 12) * c) % 256).astype(np.uint8))[None]
+    image = torch.from_numpy(
+        ((9 * x + 5 * y * (c + 1) + x * y // 3 + 90 * (x > 12) * c) % 256).astype(np.uint8)
+    )[None]
     decoded = image_path.through_jpeg(image)
     assert torch.equal(decoded[0], recorded("decoded"))
     buffer = io.BytesIO()
     Image.fromarray(image[0].numpy()).save(buffer, format="JPEG", quality=95, subsampling="4:2:0")
     accurate = np.asarray(Image.open(buffer)).astype(int)
-    assert np.abs(accurate - decoded[0].numpy()).max() > 4  # the accurate transform of other decoders is another image
+    # the accurate transform of other decoders is another image
+    assert np.abs(accurate - decoded[0].numpy()).max() > 4
     for crop, name in ((False, "resized"), (True, "cropped")):
         out = image_path.prepare(image, 14, path="jpeg_lanczos", crop=crop, rotate=False)
         assert torch.equal(out[0].permute(1, 2, 0), recorded(name)), name
-    out = image_path.prepare(image, 14, path="pil_bicubic", crop=True, rotate=False)  # RLinf's RoboTwin: the crop alone
+    # RLinf's RoboTwin: the crop alone
+    out = image_path.prepare(image, 14, path="pil_bicubic", crop=True, rotate=False)
     assert torch.equal(out[0].permute(1, 2, 0), recorded("cropped_raw"))
 
 
 def grey_jpeg(coefficients: np.ndarray, quantisers: np.ndarray) -> bytes:
-    """A baseline JPEG of one 8 x 8 block from quantised DCT coefficients, by the layout of ITU T.81.
+    """A baseline JPEG of one 8 x 8 block from quantised DCT coefficients, by the layout of ITU
+    T.81.
 
     Its Huffman tables give all DC categories 4 bits and all AC symbols 8 bits.
     """
@@ -200,7 +235,9 @@ def grey_jpeg(coefficients: np.ndarray, quantisers: np.ndarray) -> bytes:
 
     def put(value: int, code: str) -> str:
         size = abs(value).bit_length()
-        return code + (format(value if value > 0 else value + (1 << size) - 1, f"0{size}b") if size else "")
+        return code + (
+            format(value if value > 0 else value + (1 << size) - 1, f"0{size}b") if size else ""
+        )
 
     bits += put(values[0], format(abs(values[0]).bit_length(), "04b"))
     run = 0
@@ -213,7 +250,9 @@ def grey_jpeg(coefficients: np.ndarray, quantisers: np.ndarray) -> bytes:
         run = 0
     bits += format(ac_symbols.index(0), "08b") if run else ""  # end of block
     bits += "1" * (-len(bits) % 8)
-    scan = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)).replace(b"\xff", b"\xff\x00")
+    scan = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)).replace(
+        b"\xff", b"\xff\x00"
+    )
 
     def segment(marker: int, *content: int) -> bytes:
         return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2, "big") + bytes(content)
@@ -221,15 +260,22 @@ def grey_jpeg(coefficients: np.ndarray, quantisers: np.ndarray) -> bytes:
     dc_table = (0x00, *(0, 0, 0, 12), *[0] * 12, *range(12))
     ac_table = (0x10, *[0] * 7, len(ac_symbols), *[0] * 8, *ac_symbols)
     return (
-        b"\xff\xd8" + segment(0xDB, 0, *(int(quantisers[ij]) for ij in zigzag)) + segment(0xC0, 8, 0, 8, 0, 8, 1, 1, 0x11, 0)
-        + segment(0xC4, *dc_table) + segment(0xC4, *ac_table) + segment(0xDA, 1, 1, 0, 0, 63, 0) + scan + b"\xff\xd9"
-    )  # fmt: skip
+        b"\xff\xd8"
+        + segment(0xDB, 0, *(int(quantisers[ij]) for ij in zigzag))
+        + segment(0xC0, 8, 0, 8, 0, 8, 1, 1, 0x11, 0)
+        + segment(0xC4, *dc_table)
+        + segment(0xC4, *ac_table)
+        + segment(0xDA, 1, 1, 0, 0, 63, 0)
+        + scan
+        + b"\xff\xd9"
+    )
 
 
 def fast_inverse(coefficients: np.ndarray, quantisers: np.ndarray) -> np.ndarray:
-    """Pixels of one block by the scaled transform of Arai, Agui and Nakajima in integers, as libjpeg's documentation of
-    its fast method describes it: five multiplications a line by constants of 8 fractional bits, every product cut off
-    (not rounded), two spare bits between the passes, the output cut off as well."""
+    """Pixels of one block by the scaled transform of Arai, Agui and Nakajima in integers, as
+    libjpeg's documentation of its fast method describes it: five multiplications a line by
+    constants of 8 fractional bits, every product cut off (not rounded), two spare bits between the
+    passes, the output cut off as well."""
     factors = np.array([1.0] + [math.sqrt(2) * math.cos(k * math.pi / 16) for k in range(1, 8)])
     scale = np.round(np.outer(factors, factors) * 2**14).astype(int)
     x = coefficients.astype(int) * (quantisers.astype(int) * scale + 2**11 >> 12)
@@ -242,15 +288,27 @@ def fast_inverse(coefficients: np.ndarray, quantisers: np.ndarray) -> np.ndarray
     for _ in range(2):  # columns, then rows: transposed twice
         even_sum, even_difference, both = x[0] + x[4], x[0] - x[4], x[2] + x[6]
         middle = times(x[2] - x[6], r) - both
-        even = [even_sum + both, even_difference + middle, even_difference - middle, even_sum - both]
-        outer_sum, outer_difference, inner_sum, inner_difference = x[1] + x[7], x[1] - x[7], x[5] + x[3], x[5] - x[3]
+        even = [
+            even_sum + both,
+            even_difference + middle,
+            even_difference - middle,
+            even_sum - both,
+        ]
+        outer_sum, outer_difference, inner_sum, inner_difference = (
+            x[1] + x[7],
+            x[1] - x[7],
+            x[5] + x[3],
+            x[5] - x[3],
+        )
         shared = times(inner_difference + outer_difference, high)
         seventh = outer_sum + inner_sum
         sixth = times(inner_difference, -(high + low)) + shared - seventh
         fifth = times(outer_sum - inner_sum, r) - sixth
         fourth = times(outer_difference, high - low) - shared + fifth
         odd = [seventh, sixth, fifth, -fourth]
-        x = np.stack([e + o for e, o in zip(even, odd)] + [e - o for e, o in zip(even[::-1], odd[::-1])]).T
+        x = np.stack(
+            [e + o for e, o in zip(even, odd)] + [e - o for e, o in zip(even[::-1], odd[::-1])]
+        ).T
     return np.clip((x >> 5) + 128, 0, 255)
 
 
@@ -258,40 +316,55 @@ def test_jpeg_is_decoded_with_the_fast_integer_transform():
     random, differences = np.random.default_rng(0), []
     for _ in range(20):
         quantisers = random.integers(1, 12, (8, 8))
-        coefficients = np.round(random.normal(0, 60, (8, 8)) / (1 + np.add.outer(range(8), range(8))) / quantisers)
+        coefficients = np.round(
+            random.normal(0, 60, (8, 8)) / (1 + np.add.outer(range(8), range(8))) / quantisers
+        )
         data = grey_jpeg(coefficients, quantisers)
         expected = fast_inverse(coefficients, quantisers)
         decoded = image_path.decode_jpeg(data)
         assert (decoded == expected[..., None]).all()
-        differences.append(np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - expected).max())
-    assert max(differences) >= 2  # the same blocks by the accurate transform: the test can tell them apart
+        differences.append(
+            np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - expected).max()
+        )
+    # the same blocks by the accurate transform: the test can tell them apart
+    assert max(differences) >= 2
 
 
 def test_pillows_bicubic_by_integers():
-    """RLinf's loader of official checkpoints: Keys' kernel (a = -1/2) over 22-bit integer weights, widened by the scale, the
-    columns first and rounded to uint8 before the rows."""
+    """RLinf's loader of official checkpoints: Keys' kernel (a = -1/2) over 22-bit integer weights,
+    widened by the scale, the columns first and rounded to uint8 before the rows."""
     image = np.random.default_rng(0).integers(0, 256, (20, 26, 3))
     given = torch.from_numpy(image.astype(np.uint8))[None]
 
     def kernel(t: np.ndarray) -> np.ndarray:
         t = np.abs(t)
-        return np.where(t < 1, (1.5 * t - 2.5) * t * t + 1, np.where(t < 2, ((-0.5 * t + 2.5) * t - 4) * t + 2, 0.0))
+        return np.where(
+            t < 1,
+            (1.5 * t - 2.5) * t * t + 1,
+            np.where(t < 2, ((-0.5 * t + 2.5) * t - 4) * t + 2, 0.0),
+        )
 
     def along(pixels: np.ndarray, size: int) -> np.ndarray:
         """[n in c] → [n size c]."""
         scale, rows = pixels.shape[1] / size, []
         for i in range(size):
             center = (i + 0.5) * scale
-            first, last = max(int(center - 2 * scale + 0.5), 0), min(int(center + 2 * scale + 0.5), pixels.shape[1])
+            first, last = (
+                max(int(center - 2 * scale + 0.5), 0),
+                min(int(center + 2 * scale + 0.5), pixels.shape[1]),
+            )
             weights = kernel((np.arange(first, last) + 0.5 - center) / scale)
-            whole = np.trunc(weights / weights.sum() * 2**22 + np.copysign(0.5, weights)).astype(np.int64)
+            whole = np.trunc(weights / weights.sum() * 2**22 + np.copysign(0.5, weights)).astype(
+                np.int64
+            )
             rows.append((np.einsum("nkc,k->nc", pixels[:, first:last], whole) + 2**21) >> 22)
         return np.clip(np.stack(rows, 1), 0, 255)
 
     expected = along(along(image, 14).transpose(1, 0, 2), 14).transpose(1, 0, 2)
     out = image_path.prepare(given, 14, path="pil_bicubic", crop=False, rotate=False)
     np.testing.assert_array_equal(out[0].permute(1, 2, 0), expected)
-    assert (image_path.resize_bicubic(given.permute(0, 3, 1, 2), 14) != out).any()  # the way of RLinf's own checkpoints
+    # the way of RLinf's own checkpoints
+    assert (image_path.resize_bicubic(given.permute(0, 3, 1, 2), 14) != out).any()
 
 
 def test_without_the_jpeg_decoder_nothing_stands_in(folder, monkeypatch):
@@ -303,12 +376,15 @@ def test_without_the_jpeg_decoder_nothing_stands_in(folder, monkeypatch):
 
 def test_pixels_are_normalised_by_the_files_constants(folder):
     policy = load(folder)
-    # tvf_normalize_params wins over means: (128/255 - 0.484375) / 0.228515625 = 0.07696, not the 0.07406 of ImageNet's 0.485
-    assert float((128 / 255 - policy.pixel_mean_0[0]) / policy.pixel_std_0[0]) == pytest.approx(0.07696, abs=2e-5)
+    # tvf_normalize_params wins over means: (128/255 - 0.484375) / 0.228515625 = 0.07696, not the
+    # 0.07406 of ImageNet's 0.485
+    assert float((128 / 255 - policy.pixel_mean_0[0]) / policy.pixel_std_0[0]) == pytest.approx(
+        0.07696, abs=2e-5
+    )
     assert float(policy.pixel_mean_1[0]) == 0.5
 
 
-# ------------------------------------------------------------------------------------------------------------ the model
+# ---------------------------------------------------------------------------------------- the model
 def test_features_are_those_of_timms_second_to_last_block(folder):
     import timm
 
@@ -317,7 +393,9 @@ def test_features_are_those_of_timms_second_to_last_block(folder):
     expected = []
     names = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
     for name, tower, x in zip(names, ("featurizer", "fused_featurizer"), pixels):
-        stock = timm.create_model(name, num_classes=0, img_size=IMAGE, embed_dim=16, depth=3, num_heads=2)
+        stock = timm.create_model(
+            name, num_classes=0, img_size=IMAGE, embed_dim=16, depth=3, num_heads=2
+        )
         prefix = f"vision_backbone.{tower}."
         own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
         stock.load_state_dict({k.replace("scale_factor", "gamma"): v for k, v in own.items()})
@@ -325,7 +403,9 @@ def test_features_are_those_of_timms_second_to_last_block(folder):
     torch.testing.assert_close(policy.vision_backbone(pixels), torch.cat(expected, dim=-1))
 
 
-def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Tensor | None = None) -> torch.Tensor:
+def reference_logits(
+    policy: OpenVLA, observation: Observation, tokens: torch.Tensor | None = None
+) -> torch.Tensor:
     """Row by row, without padding, through transformers' own Llama: logits float32 [b h a 256]."""
     n, rows = policy.action_tokens, []
     llama = stock_llama(policy.language_model)
@@ -349,7 +429,9 @@ def reference_logits(policy: OpenVLA, observation: Observation, tokens: torch.Te
         length = x.shape[1]
         seen = torch.ones(length, length, dtype=torch.bool)
         asked = (policy.config.decoding, policy.config.attention)
-        seen = seen.tril() if asked in (("autoregressive", "auto"), ("parallel", "causal")) else seen
+        seen = (
+            seen.tril() if asked in (("autoregressive", "auto"), ("parallel", "causal")) else seen
+        )
         mask = torch.zeros(1, 1, length, length).masked_fill(~seen, torch.finfo(torch.float32).min)
         logits = llama(inputs_embeds=x, attention_mask=mask, use_cache=False).logits
         rows.append(logits[:, start : start + n, -320:-64])
@@ -374,25 +456,38 @@ def test_batched_logits_equal_a_loop_over_rows(folder, options, tmp_path):
     policy, observation = load(folder, **options), observe()
     tokens = torch.randint(0, 256, (3, 2, 7))
     logits, _ = policy.action_logits(observation, tokens)
-    torch.testing.assert_close(logits, reference_logits(policy, observation, tokens), rtol=1e-4, atol=1e-4)
-    same_length = dataclasses.replace(observation, instruction=("push it",) * 3)  # the way without a mask
+    torch.testing.assert_close(
+        logits, reference_logits(policy, observation, tokens), rtol=1e-4, atol=1e-4
+    )
+    # the way without a mask
+    same_length = dataclasses.replace(observation, instruction=("push it",) * 3)
     logits, _ = policy.action_logits(same_length, tokens)
-    torch.testing.assert_close(logits, reference_logits(policy, same_length, tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits, reference_logits(policy, same_length, tokens), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_proprio_is_one_normalised_token_behind_the_patches(folder_with_parts, tmp_path):
     policy = load(write_checkpoint(tmp_path, parts=("proprio_projector",)), use_proprio=True)
     observation = observe()
     torch.testing.assert_close(
-        policy.action_logits(observation)[0], reference_logits(policy, observation), rtol=1e-4, atol=1e-4
+        policy.action_logits(observation)[0],
+        reference_logits(policy, observation),
+        rtol=1e-4,
+        atol=1e-4,
     )
     moved = dataclasses.replace(observation, proprio=observation.proprio + 0.5)
-    assert (policy.action_logits(moved)[0] - policy.action_logits(observation)[0]).abs().max() > 1e-3
+    assert (
+        policy.action_logits(moved)[0] - policy.action_logits(observation)[0]
+    ).abs().max() > 1e-3
 
 
 def test_the_dialects_differ(folder):
     observation = observe()
-    logits = [load(folder, dialect=d, image_path="bicubic").action_logits(observation)[0] for d in ("official", "rlinf")]
+    logits = [
+        load(folder, dialect=d, image_path="bicubic").action_logits(observation)[0]
+        for d in ("official", "rlinf")
+    ]
     assert (logits[0] - logits[1]).abs().max() > 1e-2
 
 
@@ -445,8 +540,13 @@ def test_log_probs_are_on_the_action_slice_at_the_temperature(folder):
 def test_pixels_can_be_kept_with_the_decision(folder):
     policy, observation = load(folder, replay_pixels=True), observe()
     output = policy.act(observation, deterministic=True)
-    assert output.replay["pixels"].shape == (3, 1, 3, IMAGE, IMAGE) and output.replay["pixels"].dtype == torch.uint8
-    black = dataclasses.replace(observation, images={k: torch.zeros_like(v) for k, v in observation.images.items()})
+    assert (
+        output.replay["pixels"].shape == (3, 1, 3, IMAGE, IMAGE)
+        and output.replay["pixels"].dtype == torch.uint8
+    )
+    black = dataclasses.replace(
+        observation, images={k: torch.zeros_like(v) for k, v in observation.images.items()}
+    )
     kept = policy.evaluate(black, output.replay).log_prob
     torch.testing.assert_close(kept, policy.evaluate(observation, output.replay).log_prob)
 
@@ -457,15 +557,22 @@ def test_value_is_read_where_the_first_action_token_is_predicted(folder):
         policy.value_head.mlp[4].weight.normal_()
     observation = observe()
     batched = policy.act(observation, deterministic=True).value
-    alone = torch.cat([policy.act(observation[i : i + 1], deterministic=True).value for i in range(3)])
+    alone = torch.cat(
+        [policy.act(observation[i : i + 1], deterministic=True).value for i in range(3)]
+    )
     torch.testing.assert_close(batched, alone, rtol=1e-4, atol=1e-4)
-    assert {id(p) for p in policy.value_parameters()} == {id(p) for p in policy.value_head.parameters()}
+    assert {id(p) for p in policy.value_parameters()} == {
+        id(p) for p in policy.value_head.parameters()
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------ learning
+# ----------------------------------------------------------------------------------------- learning
 def test_imitation_lowers_the_loss_of_the_given_actions(folder):
     policy, observation = load(folder), observe()
-    actions, valid = torch.rand(3, 2, 7) * 0.4 - 0.2, torch.tensor([[True, True], [True, False], [True, True]])
+    actions, valid = (
+        torch.rand(3, 2, 7) * 0.4 - 0.2,
+        torch.tensor([[True, True], [True, False], [True, True]]),
+    )
     actions[..., 6] = actions[..., 6].sign()
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -475,7 +582,8 @@ def test_imitation_lowers_the_loss_of_the_given_actions(folder):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert losses[0] > 8 and losses[-1] < losses[0] / 2  # log(32064) = 10.4 at first: the whole vocabulary competes
+    # log(32064) = 10.4 at first: the whole vocabulary competes
+    assert losses[0] > 8 and losses[-1] < losses[0] / 2
     assert metrics["accuracy"] > 0.3 and set(metrics) == {"nll", "accuracy", "mae", "entropy"}
 
 
@@ -502,11 +610,15 @@ def test_checkpointing_and_freezing_change_no_result(folder):
             torch.testing.assert_close(p.grad, mine[name])
     unused = {n for n, p in plain.named_parameters() if not p.requires_grad}
     assert unused and all("blocks.2." in n or ".norm." in n or "attn_pool" in n for n in unused)
-    assert all((p.grad is None) == n.startswith("vision_backbone") for n, p in frozen.named_parameters())
+    assert all(
+        (p.grad is None) == n.startswith("vision_backbone") for n, p in frozen.named_parameters()
+    )
 
 
 def test_l1_head_acts_and_learns(tmp_path):
-    folder = write_checkpoint(tmp_path, parts=("proprio_projector", "action_head"), num_images_in_input=2)
+    folder = write_checkpoint(
+        tmp_path, parts=("proprio_projector", "action_head"), num_images_in_input=2
+    )
     policy = load(folder, OpenVLAL1, use_proprio=True, cameras=["agentview", "wrist"])
     observation = observe()
     output = policy.act(observation)
@@ -514,7 +626,8 @@ def test_l1_head_acts_and_learns(tmp_path):
     assert set(output.chunk.actions[..., 6].unique().tolist()) <= {-1.0, 1.0}
     alone = policy.act(observation[1:2]).chunk.actions
     torch.testing.assert_close(alone, output.chunk.actions[1:2], rtol=1e-4, atol=1e-4)
-    # hidden states of a control step joined -> LayerNorm -> Linear -> ReLU -> 2 residual blocks -> LayerNorm -> Linear
+    # hidden states of a control step joined -> LayerNorm -> Linear -> ReLU -> 2 residual blocks ->
+    # LayerNorm -> Linear
     hidden = policy._parallel(policy._prefix(observation))
     x, head = hidden.reshape(3, 2, 7 * 32), policy.action_head.model
     x = F.layer_norm(x, (224,), head.layer_norm1.weight, head.layer_norm1.bias)
@@ -522,30 +635,53 @@ def test_l1_head_acts_and_learns(tmp_path):
     for block in head.mlp_resnet_blocks:
         y = F.layer_norm(x, (32,), block.ffn[0].weight, block.ffn[0].bias)
         x = x + F.relu(F.linear(y, block.ffn[1].weight, block.ffn[1].bias))
-    x = F.linear(F.layer_norm(x, (32,), head.layer_norm2.weight, head.layer_norm2.bias), head.fc2.weight, head.fc2.bias)
+    x = F.linear(
+        F.layer_norm(x, (32,), head.layer_norm2.weight, head.layer_norm2.bias),
+        head.fc2.weight,
+        head.fc2.bias,
+    )
     torch.testing.assert_close(policy.normalized_actions(observation), x)
-    loss, metrics = policy.imitation_loss(observation, torch.zeros(3, 2, 7), torch.ones(3, 2, dtype=torch.bool))
+    loss, metrics = policy.imitation_loss(
+        observation, torch.zeros(3, 2, 7), torch.ones(3, 2, dtype=torch.bool)
+    )
     loss.backward()
-    assert policy.action_head.model.fc1.weight.grad.abs().max() > 0 and set(metrics) == {"l1", "mae"}
+    assert policy.action_head.model.fc1.weight.grad.abs().max() > 0 and set(metrics) == {
+        "l1",
+        "mae",
+    }
     assert not hasattr(policy, "evaluate")
 
 
-# ----------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"instruction": ("open", " ", "push")}, UserError, "instruction is ' '"),
         ({"instruction": ("open", "push " * 600, "push")}, UserError, "model reads 2048: shorten"),
-        ({"images": {"wrist": torch.zeros(3, 32, 32, 3, dtype=torch.uint8)}}, EmbodimentMismatch, "camera agentview"),
-        ({"images": {"agentview": torch.zeros(3, 16, 32, 3, dtype=torch.uint8)}}, EmbodimentMismatch, "32x32x3.*16, 32, 3"),
-        ({"images": {"agentview": torch.zeros(3, 32, 32, 3)}}, EmbodimentMismatch, "uint8 32x32x3.*float32"),
+        (
+            {"images": {"wrist": torch.zeros(3, 32, 32, 3, dtype=torch.uint8)}},
+            EmbodimentMismatch,
+            "camera agentview",
+        ),
+        (
+            {"images": {"agentview": torch.zeros(3, 16, 32, 3, dtype=torch.uint8)}},
+            EmbodimentMismatch,
+            "32x32x3.*16, 32, 3",
+        ),
+        (
+            {"images": {"agentview": torch.zeros(3, 32, 32, 3)}},
+            EmbodimentMismatch,
+            "uint8 32x32x3.*float32",
+        ),
         ({"proprio": torch.zeros(3, 5)}, EmbodimentMismatch, "8 proprio dimensions .* has 5"),
     ],
     ids=["empty", "long", "camera", "size", "dtype", "proprio"],
 )
 def test_bad_observations(folder, change, error, words):
     with pytest.raises(error, match=words):
-        observation = dataclasses.replace(observe(), **{k: v for k, v in change.items() if k != "images"})
+        observation = dataclasses.replace(
+            observe(), **{k: v for k, v in change.items() if k != "images"}
+        )
         if "images" in change:  # in place: the tests check the types of a new observation
             observation.images.clear()
             observation.images.update(change["images"])
@@ -554,9 +690,13 @@ def test_bad_observations(folder, change, error, words):
 
 def test_bad_chunks_and_action_spaces(folder):
     with pytest.raises(EmbodimentMismatch, match="predicts chunks of 2 x 7"):
-        load(folder).imitation_loss(observe(), torch.zeros(3, 5, 7), torch.ones(3, 5, dtype=torch.bool))
+        load(folder).imitation_loss(
+            observe(), torch.zeros(3, 5, 7), torch.ones(3, 5, dtype=torch.bool)
+        )
     six = libero_like(action_names=("dx", "dy", "dz", "dr", "dp", "gripper"))
-    with pytest.raises(EmbodimentMismatch, match="7 action dimensions, embodiment libero_like has 6"):
+    with pytest.raises(
+        EmbodimentMismatch, match="7 action dimensions, embodiment libero_like has 6"
+    ):
         OpenVLA.from_pretrained(folder, six, **PLAIN)
     no_gripper = libero_like(action_names=tuple("abcdefg"))
     with pytest.raises(EmbodimentMismatch, match=r"policy\.gripper=none"):
@@ -567,12 +707,15 @@ def test_bad_chunks_and_action_spaces(folder):
 
 def test_a_chunk_length_that_the_checkpoint_does_not_have(tmp_path):
     folder = write_checkpoint(tmp_path, num_actions_chunk=8)
-    with pytest.raises(ConfigError, match=r"chunk_length is 2, but .* records num_actions_chunk = 8: set policy\."):
+    with pytest.raises(
+        ConfigError, match=r"chunk_length is 2, but .* records num_actions_chunk = 8: set policy\."
+    ):
         load(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "published"),  # openvla-oft's constants of LIBERO, ALOHA and Bridge; openvla has no chunks
+    # openvla-oft's constants of LIBERO, ALOHA and Bridge; openvla has no chunks
+    ("name", "options", "published"),
     [
         ("libero_spatial_no_noops", {}, 8),
         ("libero_130_no_noops_trajall", {"dialect": "rlinf"}, 8),
@@ -580,18 +723,23 @@ def test_a_chunk_length_that_the_checkpoint_does_not_have(tmp_path):
         ("bridge_orig", {}, 5),
         ("bridge_orig", {"decoding": "autoregressive"}, 1),
         ("bridge_orig", {"dialect": "rlinf"}, None),
-        ("place_empty_cup_1k", {}, 25),  # SimpleVLA-RL's of RoboTwin, by its platform ALOHA, ALOHA_12, ALOHA_8 or ALOHA_6
+        # SimpleVLA-RL's of RoboTwin, by its platform ALOHA, ALOHA_12, ALOHA_8 or ALOHA_6
+        ("place_empty_cup_1k", {}, 25),
         ("place_empty_cup_1k", {}, 6),
         ("a_robot_of_mine", {}, None),
     ],
 )
 def test_published_folders_act_with_their_own_chunk_length(tmp_path, name, options, published):
     folder = write_checkpoint(tmp_path, chunk_length=None)
-    (folder / "dataset_statistics.json").write_text(json.dumps({name: STATISTICS["libero_spatial_no_noops"]}))
+    (folder / "dataset_statistics.json").write_text(
+        json.dumps({name: STATISTICS["libero_spatial_no_noops"]})
+    )
     if published is None:
         load(folder, **options)  # nothing is known about these
         return
-    with pytest.raises(ConfigError, match=rf"is 2, but .*chunks of .*{published} .*set policy.chunk_length="):
+    with pytest.raises(
+        ConfigError, match=rf"is 2, but .*chunks of .*{published} .*set policy.chunk_length="
+    ):
         load(folder, **options)
     load(folder, **options, chunk_length=published)
     config = json.loads((folder / "config.json").read_text())
@@ -622,9 +770,14 @@ def test_statistics_are_named_never_guessed(tmp_path):
     assert load(folder, unnorm_key="libero_spatial").unnorm_key == "libero_spatial_no_noops"
     with pytest.raises(ConfigError, match=r"'bridge' is not among .*: libero_spatial_no_noops"):
         load(folder, unnorm_key="bridge")
-    several = {"a": STATISTICS["libero_spatial_no_noops"], "b": STATISTICS["libero_spatial_no_noops"]}
+    several = {
+        "a": STATISTICS["libero_spatial_no_noops"],
+        "b": STATISTICS["libero_spatial_no_noops"],
+    }
     (folder / "dataset_statistics.json").write_text(json.dumps(several))
-    with pytest.raises(ConfigError, match=r"empty and does not choose among .*dataset_statistics.json: a, b"):
+    with pytest.raises(
+        ConfigError, match=r"empty and does not choose among .*dataset_statistics.json: a, b"
+    ):
         load(folder)
 
 
@@ -634,7 +787,9 @@ def test_the_dialects_differ_in_whose_statistics_count(tmp_path):
     wide = {**entry, "action": {**entry["action"], "q99": [9.0] * 6 + [1.0]}}
     folder = write_checkpoint(tmp_path, norm_stats={"first": entry, "both": wide})
     (folder / "dataset_statistics.json").write_text(json.dumps({"both": entry, "second": entry}))
-    with pytest.raises(ConfigError, match=r"'first' is not among .*dataset_statistics.json: both, second\."):
+    with pytest.raises(
+        ConfigError, match=r"'first' is not among .*dataset_statistics.json: both, second\."
+    ):
         load(folder, unnorm_key="first")
     for key in ("first", "both", "second"):
         policy = load(folder, unnorm_key=key, dialect="rlinf")

@@ -1,4 +1,5 @@
-"""OpenVLA inside the platform: memory estimates, benchmarks, configs, and whole runs from SFT or a published checkpoint."""
+"""OpenVLA inside the platform: memory estimates, benchmarks, configs, and whole runs from SFT or
+a published checkpoint."""
 
 from __future__ import annotations
 
@@ -23,15 +24,22 @@ from vla_rl.run.pipeline import run_pipeline
 NANO = OpenVLAConfig(architecture="nano", weights="bfloat16")
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 def test_the_7b_layout_has_the_published_number_of_parameters():
-    """Projector 71.4 M and 7.5 B in all (openvla-7b), 15 GB in bfloat16; nothing of that size is allocated."""
+    """Projector 71.4 M and 7.5 B in all (openvla-7b), 15 GB in bfloat16; nothing of that size is
+    allocated."""
     policy = skeleton(OpenVLAConfig(architecture="7b", weights="bfloat16"), bench_embodiment(256))
     assert all(p.device.type == "meta" for p in policy.parameters())
-    assert sum(p.numel() for p in policy.projector.parameters()) == 2177 * 8704 + 8705 * 4096 + 4097 * 4096
+    assert (
+        sum(p.numel() for p in policy.projector.parameters())
+        == 2177 * 8704 + 8705 * 4096 + 4097 * 4096
+    )
     assert 7.4e9 < policy.num_parameters() < 7.6e9
     shapes = {name: tuple(t.shape) for name, t in policy.state_dict().items()}
-    assert shapes["projector.fc1.weight"] == (8704, 2176) and shapes["projector.fc2.weight"] == (4096, 8704)
+    assert shapes["projector.fc1.weight"] == (8704, 2176) and shapes["projector.fc2.weight"] == (
+        4096,
+        8704,
+    )
     assert shapes["vision_backbone.featurizer.pos_embed"] == (1, 256, 1024)
     assert shapes["vision_backbone.fused_featurizer.blocks.26.mlp.fc1.weight"] == (4304, 1152)
     assert shapes["vision_backbone.fused_featurizer.attn_pool.latent"] == (1, 1, 1152)
@@ -40,9 +48,17 @@ def test_the_7b_layout_has_the_published_number_of_parameters():
 
 def test_memory_is_counted_by_the_rules():
     embodiment = bench_embodiment(64)
-    full, lora = estimate(NANO, embodiment), estimate(dataclasses.replace(NANO, lora_rank=4), embodiment)
-    assert full.weights == 2 * full.parameters and full.gradients == 2 * full.trained and full.optimizer == 12 * full.trained
-    assert lora.trained < full.trained / 50 and lora.optimizer == 8 * lora.trained  # LoRA's own weights are float32
+    full, lora = (
+        estimate(NANO, embodiment),
+        estimate(dataclasses.replace(NANO, lora_rank=4), embodiment),
+    )
+    assert (
+        full.weights == 2 * full.parameters
+        and full.gradients == 2 * full.trained
+        and full.optimizer == 12 * full.trained
+    )
+    # LoRA's own weights are float32
+    assert lora.trained < full.trained / 50 and lora.optimizer == 8 * lora.trained
     offloaded = estimate(NANO, embodiment, offload_optimizer=True)
     assert offloaded.host == full.optimizer and offloaded.device == full.device - full.optimizer
     lean = estimate(dataclasses.replace(NANO, gradient_checkpointing=True), embodiment)
@@ -54,7 +70,20 @@ def test_memory_is_counted_by_the_rules():
 
 
 def test_dry_run_from_the_command_line(tmp_path, capsys):
-    assert main(["bench", "policy", "--preset", "openvla-7b", "--dry-run", "--json", str(tmp_path / "m.json")]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "policy",
+                "--preset",
+                "openvla-7b",
+                "--dry-run",
+                "--json",
+                str(tmp_path / "m.json"),
+            ]
+        )
+        == 0
+    )
     assert "optimiser" in capsys.readouterr().out
     result = json.loads((tmp_path / "m.json").read_text())
     assert 14.8e9 < result["weights"] < 15.2e9 and result["optimizer"] == 12 * result["trained"]
@@ -69,10 +98,12 @@ def test_dry_run_from_the_command_line(tmp_path, capsys):
         estimated([], "nano")
 
 
-# --------------------------------------------------------------------------------------------------------------- bench
+# -------------------------------------------------------------------------------------------- bench
 def test_all_forms_of_decoding_choose_the_same_tokens():
     result = openvla.decoding(bench_embodiment(56), batch_sizes=(1, 3), repeats=1)
-    assert all(row["equal"] for row in result["batches"].values()) and "same tokens" in openvla.text({"decoding": result})
+    assert all(
+        row["equal"] for row in result["batches"].values()
+    ) and "same tokens" in openvla.text({"decoding": result})
 
 
 def test_training_bench_counts_tokens():
@@ -86,7 +117,9 @@ def test_gpu_outputs_agree_with_the_cpus(tmp_path):
     folder = write_checkpoint(tmp_path)
     observation = bench_observation(libero_like(), 3)
     for options in ({}, {"decoding": "autoregressive"}):
-        policy = OpenVLA.from_pretrained(folder, libero_like(), precision="float32", chunk_length=2, **options)
+        policy = OpenVLA.from_pretrained(
+            folder, libero_like(), precision="float32", chunk_length=2, **options
+        )
         tokens = torch.randint(0, 256, (3, 2, 7))
         with torch.inference_mode():
             expected = policy.evaluate(observation, {"action_tokens": tokens}).log_prob
@@ -94,8 +127,10 @@ def test_gpu_outputs_agree_with_the_cpus(tmp_path):
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
-@pytest.mark.parametrize("name", ["openvla", "openvla_oft", "openvla_oft_rlinf", "openvla_oft_l1", "openvla_nano"])
+# --------------------------------------------------------------------------------------------- runs
+@pytest.mark.parametrize(
+    "name", ["openvla", "openvla_oft", "openvla_oft_rlinf", "openvla_oft_l1", "openvla_nano"]
+)
 def test_the_policy_configs_compose(name):
     config = compose(["~run", f"policy={name}"])
     assert isinstance(config.policy, OpenVLAConfig) and config.policy_type.startswith("openvla")
@@ -103,26 +138,60 @@ def test_the_policy_configs_compose(name):
 
 def test_the_libero_recipe_composes():
     config = compose(["run=openvla_oft_libero_grpo", "policy.checkpoint=somewhere"])
-    assert config.algorithm.advantage == "grpo" and config.algorithm.clip_high == 0.28 and config.rl.group_size == 8
-    assert config.policy.temperature == 1.6 and config.policy.checkpoint == "somewhere" and "sft" not in config.phases
-    assert config.env.camera_size == 256 and config.env.cameras == ["agentview"] and config.critic_type == "none"
+    assert (
+        config.algorithm.advantage == "grpo"
+        and config.algorithm.clip_high == 0.28
+        and config.rl.group_size == 8
+    )
+    assert (
+        config.policy.temperature == 1.6
+        and config.policy.checkpoint == "somewhere"
+        and "sft" not in config.phases
+    )
+    assert (
+        config.env.camera_size == 256
+        and config.env.cameras == ["agentview"]
+        and config.critic_type == "none"
+    )
 
 
 TOY = [
-    "~run", "env=toy", "algorithm=grpo", "critic=none", "env.horizon=4", "tasks=[reach_red]", "wandb=false", "threads=1",
-    "policy.chunk_length=2", "policy.gripper=none", "policy.precision=float32", "slots.workers=0",
-    "slots.slots_per_worker=4", "rl.iterations=1", "rl.episodes_per_iteration=4", "rl.group_size=2",
+    "~run",
+    "env=toy",
+    "algorithm=grpo",
+    "critic=none",
+    "env.horizon=4",
+    "tasks=[reach_red]",
+    "wandb=false",
+    "threads=1",
+    "policy.chunk_length=2",
+    "policy.gripper=none",
+    "policy.precision=float32",
+    "slots.workers=0",
+    "slots.slots_per_worker=4",
+    "rl.iterations=1",
+    "rl.episodes_per_iteration=4",
+    "rl.group_size=2",
     "algorithm.minibatch_size=8",
-    "algorithm.critic_warmup_iterations=0", "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
-]  # fmt: skip
+    "algorithm.critic_warmup_iterations=0",
+    "evaluate.episodes_per_task=2",
+    "evaluate.video_episodes=0",
+]
 
 
 @pytest.mark.slow
 def test_sft_grpo_export_and_a_run_from_the_export(tmp_path):
-    """Supervised training from a published folder, GRPO, resuming, export; another run starts from what was exported."""
+    """Supervised training from a published folder, GRPO, resuming, export; another run starts
+    from what was exported."""
     published = write_checkpoint(tmp_path / "published")
     start = ["policy=openvla_oft", f"policy.checkpoint={published}", "policy.cameras=[]"]
-    sft = ["collect.workers=1", "collect.episodes_per_task=3", "sft.updates=2", "sft.batch_size=4", "sft.augment.shift=0"]
+    sft = [
+        "collect.workers=1",
+        "collect.episodes_per_task=3",
+        "sft.updates=2",
+        "sft.batch_size=4",
+        "sft.augment.shift=0",
+    ]
     lora = ["policy.lora_rank=2", "policy.save_trained_only=true"]
     overrides = [*TOY, *start, *sft, *lora, f"output_dir={tmp_path}", "name=first"]
     run = run_pipeline(compose(overrides))
@@ -132,7 +201,12 @@ def test_sft_grpo_export_and_a_run_from_the_export(tmp_path):
     assert stored and all(".lora_" in name for name in stored)
     run_pipeline(compose(overrides))  # everything is complete: skipped
     assert main(["export", str(run / "checkpoints" / "rl"), str(tmp_path / "exported")]) == 0
-    again = ["policy=openvla_oft", f"policy.checkpoint={tmp_path / 'exported'}", "policy.cameras=[]", "phases=[eval_sft,rl]"]
+    again = [
+        "policy=openvla_oft",
+        f"policy.checkpoint={tmp_path / 'exported'}",
+        "policy.cameras=[]",
+        "phases=[eval_sft,rl]",
+    ]
     second = run_pipeline(compose([*TOY, *again, f"output_dir={tmp_path}", "name=second"]))
     assert json.loads((second / "phases.json").read_text())["rl"]["complete"]
     assert (second / "checkpoints" / "rl" / "training_state").is_dir()

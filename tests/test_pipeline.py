@@ -1,4 +1,5 @@
-"""The whole pipeline on the toy task: what a run leaves, resuming after every kind of interruption, and bad input."""
+"""The whole pipeline on the toy task: what a run leaves, resuming after every kind of
+interruption, and bad input."""
 
 from __future__ import annotations
 
@@ -48,11 +49,23 @@ from vla_rl.terminal import terminable
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
-    "run=toy", "tasks=[]", "collect.episodes_per_task=3", "sft.validation_episodes=1", "sft.updates=12",
-    "sft.batch_size=16", "sft.warmup_updates=2", "slots.slots_per_worker=8", "rl.iterations=3",
-    "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16", "algorithm.critic_epochs=1", "algorithm.epochs=1",
-    "evaluate.episodes_per_task=3", "evaluate.video_episodes=2", "sft.checkpoint_every=4",
-]  # fmt: skip
+    "run=toy",
+    "tasks=[]",
+    "collect.episodes_per_task=3",
+    "sft.validation_episodes=1",
+    "sft.updates=12",
+    "sft.batch_size=16",
+    "sft.warmup_updates=2",
+    "slots.slots_per_worker=8",
+    "rl.iterations=3",
+    "rl.episodes_per_iteration=8",
+    "algorithm.minibatch_size=16",
+    "algorithm.critic_epochs=1",
+    "algorithm.epochs=1",
+    "evaluate.episodes_per_task=3",
+    "evaluate.video_episodes=2",
+    "sft.checkpoint_every=4",
+]
 
 
 def small(folder: Path, *overrides: str) -> RunConfig:
@@ -94,13 +107,16 @@ def before_rl(copy: Path) -> Path:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Python handles Ctrl-C, also where the tests run in the background of a shell, which has its children ignore it."""
+    """Python handles Ctrl-C, also where the tests run in the background of a shell, which has
+    its children ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int, error: BaseException) -> None:
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int, error: BaseException
+) -> None:
     """Raise ``error`` at the given call (from 1) of a method."""
     plain, calls = getattr(owner, method), []
 
@@ -113,29 +129,50 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: i
     monkeypatch.setattr(owner, method, failing)
 
 
-# ------------------------------------------------------------------------------------------------------ what a run leaves
+# -------------------------------------------------------------------------------- what a run leaves
 def test_every_phase_is_one_row(whole):
-    """What the rows say of the phases is so: each has its function, and they leave what others look for."""
+    """What the rows say of the phases is so: each has its function, and they leave what others
+    look for."""
     assert list(pipeline.FUNCTIONS) == list(PHASES)
     for row in PHASES.values():
         assert row.says and row.label
-        assert row.needs in ("", "demonstrations", "start", *list(PHASES)[: list(PHASES).index(row.name)])
+        assert row.needs in (
+            "",
+            "demonstrations",
+            "start",
+            *list(PHASES)[: list(PHASES).index(row.name)],
+        )
         if row.steps is not None:
             assert attrgetter(row.steps[1])(small(whole.parent)) > 0
     rows = read_metrics(whole / "metrics.jsonl")
     logged = {name: {key for r in rows if r["phase"] == name for key in r} for name in PHASES}
     assert {d.key for d in PHASES["sft"].diagnostics} <= logged["sft"]
-    assert {d.key for d in PPOConfig.diagnostics} | {PHASES["rl"].diagnostics[0].key} <= logged["rl"]
-    left = {row.name: row.writes[0] for row in PHASES.values() if row.writes and (whole / row.writes[0]).exists()}
+    assert {d.key for d in PPOConfig.diagnostics} | {PHASES["rl"].diagnostics[0].key} <= logged[
+        "rl"
+    ]
+    left = {
+        row.name: row.writes[0]
+        for row in PHASES.values()
+        if row.writes and (whole / row.writes[0]).exists()
+    }
     assert left == {"collect": "dataset", "sft": "checkpoints/sft", "rl": "checkpoints/rl"}
     assert PHASES["reward"].writes == (ROLLOUTS, context.REWARD_FOLDER)
     assert PHASES["rl"].writes[1] == f"{context.LEARNER_FOLDER}/{STATE}"
-    assert with_followers("rl") == {"rl", "eval_rl", "eval_student"} and with_followers("sft") == {"sft"}
+    assert with_followers("rl") == {"rl", "eval_rl", "eval_student"} and with_followers("sft") == {
+        "sft"
+    }
     assert list(evaluations()) == ["sft", "offline", "student", "rl"]
 
 
 def test_a_run_leaves_everything(whole):
-    for name in ("report.html", "summary.json", "config.yaml", "versions.json", "phases.json", "metrics.jsonl"):
+    for name in (
+        "report.html",
+        "summary.json",
+        "config.yaml",
+        "versions.json",
+        "phases.json",
+        "metrics.jsonl",
+    ):
         assert (whole / name).stat().st_size > 0, name
     assert (whole / "dataset" / "meta" / "info.json").is_file()
     phases = json.loads((whole / "phases.json").read_text())
@@ -150,7 +187,9 @@ def test_a_run_leaves_everything(whole):
         assert sum(result["total"]["failures"].values()) == 6 - result["total"]["successes"]
         if have_video():
             clips = {f"{name}_failure_{kind}.mp4" for kind in result["total"]["failures"]}
-            assert {path.name for path in (whole / "videos").glob(f"{name}*")} == {f"{name}.mp4"} | clips
+            assert {path.name for path in (whole / "videos").glob(f"{name}*")} == {
+                f"{name}.mp4"
+            } | clips
     checked = [r for r in read_metrics(whole / "metrics.jsonl") if "validation/loss" in r]
     assert [r["step"] for r in checked] == [4, 8, 12]
     assert {"validation/image_use", "validation/image_spread"} < checked[0].keys()
@@ -181,23 +220,32 @@ def test_rl_changes_the_policy_and_counts_what_it_did(whole):
     before, after = weights(whole, "sft"), weights(whole, "rl")
     assert any(not torch.equal(before[name], after[name]) for name in before)
     counters = load_training_state(whole / "checkpoints" / "rl")["counters"]
-    assert (counters["iteration"], counters["episodes"]) == (3, 24) and counters["control_steps"] > 24
+    assert (counters["iteration"], counters["episodes"]) == (3, 24) and counters[
+        "control_steps"
+    ] > 24
 
 
 def test_running_a_complete_run_again_only_writes_the_report(copy, tmp_path, monkeypatch, capsys):
-    work = [(sft_phase, "collect_demonstrations"), (sft_phase, "train_sft"), (rl_phase.OnlineRL, "run")]
+    work = [
+        (sft_phase, "collect_demonstrations"),
+        (sft_phase, "train_sft"),
+        (rl_phase.OnlineRL, "run"),
+    ]
     for owner, name in [*work, (context, "evaluate"), (opening, "open_env"), (context, "open_env")]:
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
     kept = {p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")}
     (copy / "report.html").unlink()
     assert run_pipeline(small(tmp_path)) == copy
-    assert (copy / "report.html").is_file() and {p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")} == kept
+    assert (copy / "report.html").is_file() and {
+        p: p.stat().st_mtime_ns for p in copy.rglob("*.safetensors")
+    } == kept
     assert capsys.readouterr().out.count("complete") >= 5
 
 
-# -------------------------------------------------------------------------------------------------------------- resuming
+# ----------------------------------------------------------------------------------------- resuming
 def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch):
-    """Ctrl-C in update 7 of SFT (last checkpoint: 4) and in iteration 2 of RL; the same command goes on each time."""
+    """Ctrl-C in update 7 of SFT (last checkpoint: 4) and in iteration 2 of RL; the same command
+    goes on each time."""
     config = small(tmp_path)
     with monkeypatch.context() as patch:
         interrupt(patch, Imitation, "update", 7, KeyboardInterrupt())
@@ -218,7 +266,9 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
     for state in (theirs, mine):
         state["counters"].pop("seconds")
     assert theirs["counters"] == mine["counters"]
-    assert_same_weights(theirs["algorithm"]["critic"]["weights"], mine["algorithm"]["critic"]["weights"])
+    assert_same_weights(
+        theirs["algorithm"]["critic"]["weights"], mine["algorithm"]["critic"]["weights"]
+    )
     rows = [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
     assert rows == [1, 2, 3]  # no iteration is there twice
     outcomes = [json.loads((f / "eval_rl.json").read_text())["outcomes"] for f in (whole, folder)]
@@ -226,7 +276,9 @@ def test_interrupted_twice_equals_never_interrupted(whole, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_sft_after_the_present_update(interruptible, stop, whole, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_saves_sft_after_the_present_update(
+    interruptible, stop, whole, tmp_path, monkeypatch, capsys
+):
     """In update 7, three after the last checkpoint; the same command goes on from 7."""
     config, plain, calls = small(tmp_path, "phases=[collect,sft]"), Imitation.update, []
 
@@ -263,10 +315,18 @@ def test_a_real_signal_stops_with_130_and_resumes(stop, before_rl, whole, tmp_pa
     arguments = ["train", *SMALL, f"output_dir={tmp_path}"]
     code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 240
-    while process.poll() is None and not (before_rl / "checkpoints" / "rl").exists() and time.monotonic() < deadline:
+    while (
+        process.poll() is None
+        and not (before_rl / "checkpoints" / "rl").exists()
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     process.send_signal(stop)
     _, errors = process.communicate(timeout=120)
@@ -275,7 +335,9 @@ def test_a_real_signal_stops_with_130_and_resumes(stop, before_rl, whole, tmp_pa
         assert "Traceback" not in errors
     run_pipeline(small(tmp_path))
     counters = load_training_state(before_rl / "checkpoints" / "rl")["counters"]
-    assert json.loads((before_rl / "phases.json").read_text())["rl"]["seconds"] >= counters["seconds"]
+    assert (
+        json.loads((before_rl / "phases.json").read_text())["rl"]["seconds"] >= counters["seconds"]
+    )
     assert_same_weights(weights(whole), weights(before_rl))
 
 
@@ -288,12 +350,17 @@ def test_fresh_keeps_the_old_run_aside(copy, tmp_path, monkeypatch):
     assert not (copy / "checkpoints").exists() and compose([*SMALL]).name == copy.name
 
 
-# -------------------------------------------------------------------------------------------------------------- the guard
-GUARDED = ["phases=[rl]", "rl.guard_iterations=1", "rl.guard_success=1"]  # speaks after iteration 2, unless all succeed
+# ---------------------------------------------------------------------------------------- the guard
+# speaks after iteration 2, unless all succeed
+GUARDED = ["phases=[rl]", "rl.guard_iterations=1", "rl.guard_success=1"]
 PROGRESS = [
-    "rl.fallback=progress", "rl.fallback_reward={updates: 3, network: {image_size: 16, width: 8}}", "rl.iterations=4",
-    "reward_check.episodes=8", "reward_check.stride=1", "reward_check.on_bad=warn",
-]  # fmt: skip
+    "rl.fallback=progress",
+    "rl.fallback_reward={updates: 3, network: {image_size: 16, width: 8}}",
+    "rl.iterations=4",
+    "reward_check.episodes=8",
+    "reward_check.stride=1",
+    "reward_check.on_bad=warn",
+]
 
 
 def guarded(whole: Path, folder: Path, *overrides: str) -> RunConfig:
@@ -307,11 +374,15 @@ def test_the_guard_warns_once_and_the_run_goes_on(whole, tmp_path, capsys):
     assert "of 8 in iteration 2" in text and "rl.fallback=progress" in text
     assert capsys.readouterr().out.count(f"warning: {text}") == 1
     rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl"]
-    assert ["guard/no_success" in r for r in rows] == [False, True, False] and rows[1]["guard/no_success"] == 1.0
+    assert ["guard/no_success" in r for r in rows] == [False, True, False] and rows[1][
+        "guard/no_success"
+    ] == 1.0
     assert_same_weights(weights(whole), weights(folder))  # it only looks
 
 
-def test_the_guard_stops_with_a_checkpoint_from_which_a_warning_goes_on(whole, tmp_path, monkeypatch):
+def test_the_guard_stops_with_a_checkpoint_from_which_a_warning_goes_on(
+    whole, tmp_path, monkeypatch
+):
     options = ["rl.guard=stop", "rl.checkpoint_every=3"]
     with pytest.raises(UserError, match=r"of 8 in iteration 2.*rl\.guard=warn"):
         run_pipeline(guarded(whole, tmp_path, *options))
@@ -320,19 +391,30 @@ def test_the_guard_stops_with_a_checkpoint_from_which_a_warning_goes_on(whole, t
     record = json.loads((folder / "phases.json").read_text())["rl"]
     assert record["complete"] is False and "in iteration 2" in record["guard"]
     with monkeypatch.context() as patch, pytest.raises(UserError, match="in iteration 2"):
-        patch.setattr(RolloutEngine, "collect", lambda *_, **__: pytest.fail("it was to stop again at once"))
+        patch.setattr(
+            RolloutEngine, "collect", lambda *_, **__: pytest.fail("it was to stop again at once")
+        )
         run_pipeline(guarded(whole, tmp_path, *options))
     run_pipeline(guarded(whole, tmp_path, "rl.guard=warn", "rl.checkpoint_every=3"))
     assert_same_weights(weights(whole), weights(folder))
 
 
 def test_a_run_goes_on_with_progress_and_resumes_with_it(whole, tmp_path, monkeypatch):
-    """Interrupted in the first iteration after the switch, it ends as the run that was not, and not as one without it."""
+    """Interrupted in the first iteration after the switch, it ends as the run that was not, and
+    not as one without it."""
     straight = run_pipeline(guarded(whole, tmp_path, *PROGRESS, "name=straight"))
     rows = [r for r in read_metrics(straight / "metrics.jsonl") if r["phase"] == "rl"]
-    assert [r["reward/switched"] for r in rows] == [0.0, 0.0, 1.0, 1.0] and "reward/progress_end" in rows[2]
-    assert [r["episodes"] for r in rows] == [8, 16, 16 + 8 + 8, 40]  # those that it was judged on count
-    assert (straight / "reward_quality.html").is_file() and (straight / "reward" / "reward.json").is_file()
+    assert [r["reward/switched"] for r in rows] == [
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+    ] and "reward/progress_end" in rows[2]
+    # those that it was judged on count
+    assert [r["episodes"] for r in rows] == [8, 16, 16 + 8 + 8, 40]
+    assert (straight / "reward_quality.html").is_file() and (
+        straight / "reward" / "reward.json"
+    ).is_file()
     with monkeypatch.context() as patch:
         interrupt(patch, PPO, "update", 3, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -340,7 +422,9 @@ def test_a_run_goes_on_with_progress_and_resumes_with_it(whole, tmp_path, monkey
     folder = guarded(whole, tmp_path, *PROGRESS).run_dir
     state = load_training_state(folder / "checkpoints" / "rl")
     assert state["counters"]["iteration"] == 2 and state["reward"]["switched"] is True
-    monkeypatch.setattr(reward_phases, "fit_and_judge", lambda *_: pytest.fail("the reward was there already"))
+    monkeypatch.setattr(
+        reward_phases, "fit_and_judge", lambda *_: pytest.fail("the reward was there already")
+    )
     run_pipeline(guarded(whole, tmp_path, *PROGRESS))
     assert_same_weights(weights(straight), weights(folder))
     plain = run_pipeline(guarded(whole, tmp_path, "name=plain", "rl.iterations=4"))
@@ -359,7 +443,7 @@ def test_a_progress_reward_that_is_not_good_enough_ends_the_run(whole, tmp_path,
         run_pipeline(guarded(whole, tmp_path, *PROGRESS, "reward_check.on_bad=stop"))
 
 
-# --------------------------------------------------------------------------------------------------- one folder, one run
+# ------------------------------------------------------------------------------ one folder, one run
 def test_another_config_in_the_same_folder_is_refused_by_its_keys(copy, tmp_path):
     with pytest.raises(UserError) as caught:
         run_pipeline(small(tmp_path, "seed=1", "algorithm.gamma=0.5"))
@@ -370,7 +454,10 @@ def test_another_config_in_the_same_folder_is_refused_by_its_keys(copy, tmp_path
 
 def test_what_depends_on_the_machine_alone_may_change(copy, tmp_path):
     """So that a run can go on with fewer workers, or after its folder was moved."""
-    assert run_pipeline(small(tmp_path, "slots.slots_per_worker=4", "collect.workers=2", "threads=2")) == copy
+    assert (
+        run_pipeline(small(tmp_path, "slots.slots_per_worker=4", "collect.workers=2", "threads=2"))
+        == copy
+    )
     torch.set_num_threads(1)
 
 
@@ -378,14 +465,25 @@ def test_a_finished_run_may_be_given_more_iterations(whole, tmp_path):
     """The same as if it had been as long from the start; fewer are another run."""
     short = run_pipeline(small(tmp_path, "name=grown", "rl.iterations=2"))
     assert (short / "eval_rl.json").exists() and (short / "summary.json").exists()
-    kept = {n: (short / "checkpoints" / n / "model.safetensors").stat().st_mtime_ns for n in ("sft", "rl")}
+    kept = {
+        n: (short / "checkpoints" / n / "model.safetensors").stat().st_mtime_ns
+        for n in ("sft", "rl")
+    }
     assert run_pipeline(small(tmp_path, "name=grown", "rl.iterations=3")) == short
     assert (short / "checkpoints" / "sft" / "model.safetensors").stat().st_mtime_ns == kept["sft"]
     assert (short / "checkpoints" / "rl" / "model.safetensors").stat().st_mtime_ns != kept["rl"]
     assert_same_weights(weights(short), weights(whole))
-    assert [r["step"] for r in read_metrics(short / "metrics.jsonl") if r["phase"] == "rl"] == [1, 2, 3]
+    assert [r["step"] for r in read_metrics(short / "metrics.jsonl") if r["phase"] == "rl"] == [
+        1,
+        2,
+        3,
+    ]
     phases = json.loads((short / "phases.json").read_text())
-    assert phases["rl"]["iterations"] == 3 and phases["rl"]["complete"] and phases["eval_rl"]["complete"]
+    assert (
+        phases["rl"]["iterations"] == 3
+        and phases["rl"]["complete"]
+        and phases["eval_rl"]["complete"]
+    )
     with pytest.raises(UserError, match=r"rl\.iterations: 3 there, 2 now"):
         run_pipeline(small(tmp_path, "name=grown", "rl.iterations=2"))
 
@@ -418,15 +516,18 @@ def test_a_failure_after_something_was_made_keeps_it(copy, tmp_path, monkeypatch
 def test_a_copied_folder_goes_on_under_its_new_name(copy, tmp_path, monkeypatch):
     renamed = copy.rename(tmp_path / "renamed")
     for name in ("collect_demonstrations", "train_sft"):
-        monkeypatch.setattr(sft_phase, name, lambda *_, **__: pytest.fail("a complete phase ran again"))
+        monkeypatch.setattr(
+            sft_phase, name, lambda *_, **__: pytest.fail("a complete phase ran again")
+        )
     assert run_pipeline(small(tmp_path, "name=renamed", "rl.iterations=4")) == renamed
     assert load_training_state(renamed / "checkpoints" / "rl")["counters"]["iteration"] == 4
     assert configs.load(renamed / "config.yaml").name == "renamed" and not copy.exists()
 
 
-# ----------------------------------------------------------------------------------------------- best and numbered policies
+# ----------------------------------------------------------------------- best and numbered policies
 def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch, capsys):
-    plain, wins = context.evaluate_held_out, iter([1, 1, 4, 3, 4])  # SFT; before iterations 1, 2 and 3; RL
+    # SFT; before iterations 1, 2 and 3; RL
+    plain, wins = context.evaluate_held_out, iter([1, 1, 4, 3, 4])
 
     def evaluate(*arguments, **changes):
         result, k = plain(*arguments, **changes), next(wins)
@@ -445,13 +546,18 @@ def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch
     assert json.loads((folder / "checkpoints" / "best.json").read_text()) == best
     straight = run_pipeline(small(tmp_path, start, "name=one", "phases=[rl]", "rl.iterations=1"))
     assert_same_weights(weights(folder, "best"), weights(straight))
-    assert json.loads((folder / "summary.json").read_text())["best"] == {"checkpoint": "checkpoints/best", **best}
+    assert json.loads((folder / "summary.json").read_text())["best"] == {
+        "checkpoint": "checkpoints/best",
+        **best,
+    }
     said = "the policy after iteration 1, with 66.7 % of 6 held-out episodes"
     assert said in capsys.readouterr().out and said[1:] in (folder / "report.html").read_text()
 
 
 def test_no_best_policy_where_none_is_wanted(whole, tmp_path):
-    folder = run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "rl.keep_best=false"))
+    folder = run_pipeline(
+        small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "rl.keep_best=false")
+    )
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["rl", "rl.last_good"]
     assert json.loads((folder / "summary.json").read_text())["best"] is None
 
@@ -462,7 +568,7 @@ def test_a_second_run_in_the_same_folder_is_refused(copy, tmp_path):
     assert run_pipeline(small(tmp_path)) == copy
 
 
-# -------------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 def test_a_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
     config = small(tmp_path, "env.image_size=12")
     with pytest.raises(EmbodimentMismatch, match="cameras") as caught:
@@ -473,15 +579,26 @@ def test_a_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
 def test_a_start_checkpoint_skips_collecting_and_sft(whole, tmp_path):
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(small(tmp_path, start, "rl.iterations=1", "policy.temperature=0.5"))
-    assert json.loads((folder / "checkpoints" / "rl" / "config.json").read_text())["config"]["temperature"] == 0.5
+    assert (
+        json.loads((folder / "checkpoints" / "rl" / "config.json").read_text())["config"][
+            "temperature"
+        ]
+        == 0.5
+    )
     phases = json.loads((folder / "phases.json").read_text())
-    assert "skipped" in phases["collect"] and "skipped" in phases["sft"] and phases["rl"]["iterations"] == 1
+    assert (
+        "skipped" in phases["collect"]
+        and "skipped" in phases["sft"]
+        and phases["rl"]["iterations"] == 1
+    )
     assert not (folder / "dataset").exists() and not (folder / "checkpoints" / "sft").exists()
 
 
 def test_a_start_checkpoint_of_another_embodiment_is_refused(whole, tmp_path):
     with pytest.raises(EmbodimentMismatch):
-        run_pipeline(small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "env.image_size=12"))
+        run_pipeline(
+            small(tmp_path, f"checkpoint={whole / 'checkpoints' / 'sft'}", "env.image_size=12")
+        )
 
 
 def test_a_dataset_with_other_cameras_is_refused(whole, tmp_path):
@@ -501,8 +618,12 @@ def test_evaluations_say_under_which_conditions(whole):
     assert f"Conditions: {conditions}." in (whole / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_ratio_that_does_not_fit_the_policys_noise_is_refused_before_anything_is_collected(tmp_path):
-    with pytest.raises(ConfigError, match=r"algorithm.ratio_level=chunk.*policy.noise_correlation=0"):
+def test_a_ratio_that_does_not_fit_the_policys_noise_is_refused_before_anything_is_collected(
+    tmp_path,
+):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.ratio_level=chunk.*policy.noise_correlation=0"
+    ):
         run_pipeline(small(tmp_path, "algorithm.ratio_level=chunk", "policy.noise_correlation=0.5"))
     assert not list(tmp_path.iterdir())
 
@@ -510,12 +631,19 @@ def test_a_ratio_that_does_not_fit_the_policys_noise_is_refused_before_anything_
 def test_a_held_out_task_is_evaluated_and_never_trained_on(whole, tmp_path):
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(small(tmp_path, start, "held_out_tasks=[reach_blue]", "rl.iterations=1"))
-    assert set(json.loads((folder / "eval_rl.json").read_text())["tasks"]) == {"reach_red", "reach_blue"}
+    assert set(json.loads((folder / "eval_rl.json").read_text())["tasks"]) == {
+        "reach_red",
+        "reach_blue",
+    }
     state = load_training_state(folder / "checkpoints" / "rl")["curriculum"]
-    assert "reach_red" in json.dumps(state, default=str) and "reach_blue" not in json.dumps(state, default=str)
+    assert "reach_red" in json.dumps(state, default=str) and "reach_blue" not in json.dumps(
+        state, default=str
+    )
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(before_rl, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(
+    before_rl, tmp_path, monkeypatch
+):
     config = small(tmp_path, "algorithm.max_bad_updates=2")
     (before_rl / "config.yaml").unlink()
     plain, calls = PPO._backward, []
@@ -537,7 +665,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_checkpoint(be
 
 def test_a_full_disk_is_named_and_the_run_resumes(before_rl, tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        interrupt(patch, checkpoint, "save_tensors", 2, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        interrupt(
+            patch, checkpoint, "save_tensors", 2, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        )
         with pytest.raises(DiskFull, match=r"the disk is full: .*rl could not be written.*resumes"):
             run_pipeline(small(tmp_path))
     assert load_training_state(before_rl / "checkpoints" / "rl")["counters"]["iteration"] == 1
@@ -556,7 +686,9 @@ def test_a_killed_worker_is_survived_and_reported(before_rl, tmp_path, monkeypat
             os.kill(self.env._workers[0].pid, signal.SIGKILL)
 
     monkeypatch.setattr(RolloutEngine, "_serve", killing)
-    config = small(tmp_path, "slots.workers=1", "slots.slots_per_worker=4", "env.step_seconds=0.002")
+    config = small(
+        tmp_path, "slots.workers=1", "slots.slots_per_worker=4", "env.step_seconds=0.002"
+    )
     (before_rl / "config.yaml").unlink()
     run_pipeline(config)
     records = [r for r in read_metrics(before_rl / "metrics.jsonl") if r["phase"] == "rl"]
@@ -581,11 +713,21 @@ def test_a_missing_simulator_package_is_named_with_the_extra(tmp_path):
             """
         )
     )
-    arguments = ["train", "run=quickstart", f"output_dir={tmp_path}", "slots.workers=1", "wandb=false"]
+    arguments = [
+        "train",
+        "run=quickstart",
+        f"output_dir={tmp_path}",
+        "slots.workers=1",
+        "wandb=false",
+    ]
     code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
     path = os.pathsep.join(p for p in (str(tmp_path), os.environ.get("PYTHONPATH", "")) if p)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2, done.stderr
     assert "needs the package 'robosuite'" in done.stderr and "[sim]'" in done.stderr
@@ -596,10 +738,17 @@ def test_a_missing_simulator_package_is_named_with_the_extra(tmp_path):
 def test_other_algorithms_run_on_the_same_pipeline(whole, tmp_path, algorithm):
     plain = [o for o in SMALL if not o.startswith("algorithm.")]
     groups = ["rl.group_size=4", "rl.dynamic_sampling=true"] if algorithm == "grpo" else []
-    overrides = [*plain, f"algorithm={algorithm}", "critic=none", "rl.iterations=1", "algorithm.learning_rate=1e-4"]
+    overrides = [
+        *plain,
+        f"algorithm={algorithm}",
+        "critic=none",
+        "rl.iterations=1",
+        "algorithm.learning_rate=1e-4",
+    ]
     start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
     folder = run_pipeline(compose([*overrides, *groups, start, f"output_dir={tmp_path}"]))
     assert json.loads((folder / "phases.json").read_text())["rl"]["complete"] is True
     row = next(r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl")
-    assert row["engine/episodes"] == row["episodes"] == 8 * row["rollout/rounds"]  # of all rounds of sampling
+    # of all rounds of sampling
+    assert row["engine/episodes"] == row["episodes"] == 8 * row["rollout/rounds"]
     assert cli.main(["report", str(folder)]) == 0

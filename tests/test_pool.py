@@ -27,13 +27,17 @@ SPEC = ToyReach().embodiment
 
 
 class Noise:
-    """Random actions from the seeds, so that an episode's outcome is known whatever it is batched with."""
+    """Random actions from the seeds, so that an episode's outcome is known whatever it is
+    batched with."""
 
     chunk_length = 4
     embodiment = SPEC
 
     def act(self, observation, *, deterministic=False, seeds=None):
-        rows = [torch.rand(4, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1 for seed in seeds]
+        rows = [
+            torch.rand(4, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+            for seed in seeds
+        ]
         chunk = ActionChunk(torch.stack(rows), torch.ones(len(rows), 4, dtype=torch.bool))
         return PolicyOutput(chunk, torch.zeros(len(rows)), {"actions": chunk.actions})
 
@@ -48,7 +52,14 @@ def episodes(count: int) -> list[EpisodeSpec]:
 
 def outcomes(result) -> list[tuple]:
     return [
-        (t.episode, t.actions.tolist(), t.rewards.tolist(), t.observations.proprio.tolist(), t.success, t.failure)
+        (
+            t.episode,
+            t.actions.tolist(),
+            t.rewards.tolist(),
+            t.observations.proprio.tolist(),
+            t.success,
+            t.failure,
+        )
         for t in result.trajectories
     ]
 
@@ -90,7 +101,9 @@ def test_keeps_the_env_contract(pool):
 def test_outcomes_are_those_of_one_process(pool):
     result = RolloutEngine(pool, Noise()).collect(_specs(20))
     assert outcomes(result) == expected(20)
-    assert all(bool(t.failure) != t.success for t in result.trajectories) and any(t.failure for t in result.trajectories)
+    assert all(bool(t.failure) != t.success for t in result.trajectories) and any(
+        t.failure for t in result.trajectories
+    )
     assert 0 < result.stats["env_utilisation"] <= 1 and result.stats["retries"] == 0
 
 
@@ -115,7 +128,8 @@ def test_results_do_not_change_when_the_slot_goes_on(pool):
 def test_workers_ignore_ctrl_c_and_do_without_torch(pool):
     for worker in pool.worker_stats():
         os.kill(worker.pid, signal.SIGINT)
-        maps = Path(f"/proc/{worker.pid}/maps").read_text().replace(sys.prefix, "")  # where it is installed may be called so
+        # where it is installed may be called so
+        maps = Path(f"/proc/{worker.pid}/maps").read_text().replace(sys.prefix, "")
         assert "torch" not in maps
     events = ask(pool, range(6), lambda slot: pool.start(slot, _specs(6)[slot]))
     assert all(event.error is None for event in events.values())
@@ -143,7 +157,8 @@ def test_nothing_is_left_after_close():
     assert Path("/proc/self/maps").read_text().count("vla-rl-pool") == mapped - 1
     assert not any(is_running(pid) for pid in pids)
     assert all(sorted(os.listdir(path)) == before for path, before in names.items())
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # multiprocessing keeps its own tracker's pipe
+    # multiprocessing keeps its own tracker's pipe
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
     with pytest.raises(UserError, match="closed"):
         pool.poll()
     pool.close()
@@ -157,7 +172,8 @@ def test_a_crash_in_the_middle_of_a_chunk_is_survived(tmp_path, fault, capfd):
         result = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=1)).collect(_specs(20))
         assert outcomes(result) == expected(20)
         assert os.path.exists(marker) and pool.restarts == 1
-        assert 1 <= result.stats["retries"] <= 2  # the episode itself, and the one that shared its worker
+        # the episode itself, and the one that shared its worker
+        assert 1 <= result.stats["retries"] <= 2
         assert sorted(worker.restarts for worker in pool.worker_stats()) == [0, 1]
     if fault == "segfault":
         assert "Segmentation fault" in capfd.readouterr().err  # where it happened is printed
@@ -174,7 +190,11 @@ def test_every_open_request_of_a_dead_worker_gets_one_event():
         assert "ended with exit code 17" in events[0].error
         assert (events[0].blameless, events[2].blameless) == (False, True)
         waiting = ask(pool, [4, 5], lambda slot: pool.step(slot, random_actions(SPEC, 4, slot)))
-        assert waiting[4].error == events[0].error and waiting[4].blameless and waiting[5].error is None
+        assert (
+            waiting[4].error == events[0].error
+            and waiting[4].blameless
+            and waiting[5].error is None
+        )
         assert pool.poll(timeout=0.0) == []
         # A new worker takes the slots over, with the same outcome.
         simulator = ToyReach()
@@ -197,7 +217,12 @@ def test_a_killed_worker_is_noticed_and_replaced():
 
 
 def test_a_worker_that_hangs_is_killed(tmp_path):
-    factory = faulty(fault="hang", fault_init_state_id=3, fault_control_step=2, fault_marker=str(tmp_path / "struck"))
+    factory = faulty(
+        fault="hang",
+        fault_init_state_id=3,
+        fault_control_step=2,
+        fault_marker=str(tmp_path / "struck"),
+    )
     with ProcessPool(factory, num_workers=1, slots_per_worker=2, hang_timeout=0.3) as pool:
         result = RolloutEngine(pool, Noise()).collect(_specs(20))
         assert outcomes(result) == expected(20) and pool.restarts == 1
@@ -216,7 +241,9 @@ def test_an_episode_that_always_kills_its_worker_is_named_and_no_other():
     factory = faulty(fault="exit", fault_init_state_id=2)
     with ProcessPool(factory, num_workers=1, slots_per_worker=3) as pool:
         engine = RolloutEngine(pool, Noise(), RolloutConfig(max_retries=1))
-        with pytest.raises(UserError, match=r"initial state 2, train.*failed 2 times.*exit code 17"):
+        with pytest.raises(
+            UserError, match=r"initial state 2, train.*failed 2 times.*exit code 17"
+        ):
             engine.collect(_specs(20))
 
 
@@ -226,7 +253,8 @@ def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
         result = RolloutEngine(pool, Noise()).collect(_specs(20))
         assert outcomes(result) == expected(20)
         assert result.stats["retries"] == 1 and pool.restarts == 0
-        with pytest.raises(ConfigError, match="'reach_green' is unknown"):  # the simulator's own user errors are raised
+        # the simulator's own user errors are raised
+        with pytest.raises(ConfigError, match="'reach_green' is unknown"):
             ask(pool, [0], lambda slot: pool.start(slot, EpisodeSpec("reach_green", 0)))
 
 
@@ -234,7 +262,11 @@ def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
     "factory, error, text",
     [
         (functools.partial(ToyConfig, fault="burn"), ConfigError, "'burn' is unknown"),
-        (functools.partial(ToyReach, 3), UserError, "could not be started.*'int' object has no attribute"),
+        (
+            functools.partial(ToyReach, 3),
+            UserError,
+            "could not be started.*'int' object has no attribute",
+        ),
         (functools.partial(os._exit, 3), UserError, "could not be started.*exit code 3"),
     ],
 )
@@ -252,14 +284,20 @@ def wrapped(path: Path, *lines: str) -> str:
 
 def test_workers_run_under_another_python_with_packages_of_its_own(tmp_path, monkeypatch):
     """The two Pythons have a module of one name; the workers import theirs, the parent its own."""
-    text = "from sim.toy import ToyConfig, ToyReach\n\n\ndef make():\n    return ToyReach(ToyConfig(horizon={}))\n"
+    text = (
+        "from sim.toy import ToyConfig, ToyReach\n\n\ndef make():\n    return "
+        "ToyReach(ToyConfig(horizon={}))\n"
+    )
     for name, horizon in (("here", 5), ("there", 7)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "planner_of_test_pool.py").write_text(text.format(horizon))
     monkeypatch.syspath_prepend(tmp_path / "here")
     from planner_of_test_pool import make
 
-    there = [f"export PYTHONPATH={tmp_path / 'there'}:$PYTHONPATH", f"echo started >> {tmp_path / 'mark'}"]
+    there = [
+        f"export PYTHONPATH={tmp_path / 'there'}:$PYTHONPATH",
+        f"echo started >> {tmp_path / 'mark'}",
+    ]
     python, path = wrapped(tmp_path / "python", *there), list(sys.path)
     with ProcessPool(make, num_workers=2, python=python) as pool:
         assert pool.tasks[0].horizon == 7 and make().tasks[0].horizon == 5
@@ -268,10 +306,15 @@ def test_workers_run_under_another_python_with_packages_of_its_own(tmp_path, mon
         assert wait_until(lambda: pool.poll(timeout=0.1) == [] and pool.restarts == 1)
         assert wait_until(lambda: (tmp_path / "mark").read_text().count("started") == 4)
         with ProcessPool(make) as other:  # this Python again
-            assert other.tasks[0].horizon == 5 and (tmp_path / "mark").read_text().count("started") == 4
+            assert (
+                other.tasks[0].horizon == 5
+                and (tmp_path / "mark").read_text().count("started") == 4
+            )
         event = ask(pool, [0], lambda slot: pool.start(slot, EpisodeSpec("reach_red", 0)))[0]
         assert event.error is None and event.observation.images["top"].shape == (16, 16, 3)
-    assert sys.path == path and os.fsdecode(multiprocessing.spawn.get_executable()) == sys.executable
+    assert (
+        sys.path == path and os.fsdecode(multiprocessing.spawn.get_executable()) == sys.executable
+    )
 
 
 def test_a_python_that_cannot_run_workers_is_refused_before_any_starts(tmp_path):
@@ -302,6 +345,8 @@ print(pool.worker_stats()[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert wait_until(lambda: not is_running(int(done.stdout)))

@@ -1,4 +1,5 @@
-"""PPO on a tiny synthetic bandit: it learns, resumes bit for bit, accumulates exactly and survives bad numbers."""
+"""PPO on a tiny synthetic bandit: it learns, resumes bit for bit, accumulates exactly and
+survives bad numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ H, A, BINS, P = 2, 3, 5, 4
 
 
 class BanditPolicy(nn.Module):
-    """Logits [h a bins] from proprio; the reward is the share of tokens equal to 3 (see `rollout`)."""
+    """Logits [h a bins] from proprio; the reward is the share of tokens equal to 3 (see
+    `rollout`)."""
 
     embodiment = None
     chunk_length = H
@@ -44,7 +46,9 @@ class BanditPolicy(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.net = nn.Linear(P, H * A * BINS, dtype=torch.float64)
-        self.net.weight.data = 0.1 * torch.randn(self.net.weight.shape, generator=generator, dtype=torch.float64)
+        self.net.weight.data = 0.1 * torch.randn(
+            self.net.weight.shape, generator=generator, dtype=torch.float64
+        )
         self.net.bias.data.zero_()
         self.head = nn.Linear(P, 1, dtype=torch.float64) if head else None
         if head:
@@ -63,7 +67,9 @@ class BanditPolicy(nn.Module):
         return None if self.head is None else self.head(observation.proprio.double()).squeeze(-1)
 
     @torch.no_grad()
-    def act(self, observation: Observation, *, deterministic: bool = False, seeds=None) -> PolicyOutput:
+    def act(
+        self, observation: Observation, *, deterministic: bool = False, seeds=None
+    ) -> PolicyOutput:
         d = self.distribution(observation)
         tokens = d.probs.argmax(-1) if deterministic else d.sample()
         chunk = ActionChunk(tokens.float(), torch.ones(len(observation), H, dtype=torch.bool))
@@ -77,11 +83,16 @@ class BanditPolicy(nn.Module):
 
 def observe(rows: int, generator: torch.Generator) -> Observation:
     x = torch.randn(rows, P, generator=generator)
-    return Observation({"camera": torch.zeros(rows, 4, 4, 3, dtype=torch.uint8)}, x, ("go",) * rows, x.clone())
+    return Observation(
+        {"camera": torch.zeros(rows, 4, 4, 3, dtype=torch.uint8)}, x, ("go",) * rows, x.clone()
+    )
 
 
-def rollout(policy: BanditPolicy, seed: int, trajectories: int = 16, human: bool = False) -> RolloutBatch:
-    """Episodes of 1–3 decisions; each earns the share of tokens equal to 3 at its end; some are truncated."""
+def rollout(
+    policy: BanditPolicy, seed: int, trajectories: int = 16, human: bool = False
+) -> RolloutBatch:
+    """Episodes of 1–3 decisions; each earns the share of tokens equal to 3 at its end; some are
+    truncated."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     out = []
@@ -130,7 +141,11 @@ def score(policy: BanditPolicy) -> float:
 @pytest.mark.parametrize("level", ["token", "step", "chunk"])
 def test_gae_with_a_critic_learns_the_bandit(level):
     policy = BanditPolicy()
-    ppo = PPO(PPOConfig(learning_rate=0.05, minibatch_size=32, ratio_level=level, epochs=3), policy, critic())
+    ppo = PPO(
+        PPOConfig(learning_rate=0.05, minibatch_size=32, ratio_level=level, epochs=3),
+        policy,
+        critic(),
+    )
     before = score(policy)
     for i in range(20):
         metrics = ppo.update(rollout(policy, i, 32))
@@ -141,7 +156,9 @@ def test_gae_with_a_critic_learns_the_bandit(level):
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce++"])
 def test_critic_free_advantages_learn_the_bandit(advantage):
     policy = BanditPolicy()
-    ppo = PPO(PPOConfig(advantage=advantage, gamma=1.0, learning_rate=0.05, minibatch_size=32), policy)
+    ppo = PPO(
+        PPOConfig(advantage=advantage, gamma=1.0, learning_rate=0.05, minibatch_size=32), policy
+    )
     for i in range(20):
         ppo.update(rollout(policy, i, 32))
     assert score(policy) > 0.5
@@ -149,7 +166,9 @@ def test_critic_free_advantages_learn_the_bandit(advantage):
 
 def test_value_head_of_the_policy_learns_and_bootstraps():
     policy = BanditPolicy(head=True)
-    config = PPOConfig(learning_rate=0.05, critic_learning_rate=0.05, minibatch_size=32, critic_warmup_iterations=1)
+    config = PPOConfig(
+        learning_rate=0.05, critic_learning_rate=0.05, minibatch_size=32, critic_warmup_iterations=1
+    )
     ppo = PPO(config, policy)
     trunk, head = weights(policy.net), weights(policy.head)
     warm = ppo.update(rollout(policy, 0))
@@ -164,11 +183,15 @@ def test_a_head_values_what_was_seen_last_without_deciding_anything(monkeypatch)
     policy = BanditPolicy(head=True)
     policy.head.bias.data.fill_(2.0)
     batch = rollout(policy, 0)
-    monkeypatch.setattr(BanditPolicy, "act", lambda self, observation, **options: pytest.fail("it was asked to act"))
+    monkeypatch.setattr(
+        BanditPolicy, "act", lambda self, observation, **options: pytest.fail("it was asked to act")
+    )
     config = PPOConfig(gamma=1.0, gae_lambda=1.0, critic_warmup_iterations=0)
     metrics = PPO(config, policy).update(batch, torch.zeros(batch.num_decisions))
     truncated = float(batch.truncated[batch.trajectory_index].double().mean())
-    assert 0.0 < truncated < 1.0 and metrics["ppo/returns_mean"] == pytest.approx(2.0 * truncated, rel=1e-5)
+    assert 0.0 < truncated < 1.0 and metrics["ppo/returns_mean"] == pytest.approx(
+        2.0 * truncated, rel=1e-5
+    )
 
 
 def test_critic_warmup_leaves_the_policy_untouched_and_unasked():
@@ -189,7 +212,10 @@ def test_ratio_is_exactly_one_before_the_first_step():
     config = PPOConfig(advantage="grpo", epochs=1, minibatch_size=10_000)
     metrics = PPO(config, policy).update(rollout(policy, 0))
     assert metrics["ppo/ratio_min"] == metrics["ppo/ratio_max"] == metrics["ppo/ratio_mean"] == 1.0
-    assert metrics["ppo/clip_fraction"] == metrics["ppo/approx_kl"] == 0.0 and metrics["ppo/ess"] == 1.0
+    assert (
+        metrics["ppo/clip_fraction"] == metrics["ppo/approx_kl"] == 0.0
+        and metrics["ppo/ess"] == 1.0
+    )
     assert metrics["ppo/behavior_gap_max"] < 1e-6
 
 
@@ -199,11 +225,17 @@ def test_the_gap_to_the_sampler_is_measured_and_only_recomputing_removes_it_from
     batch = dataclasses.replace(batch, behavior_log_prob=batch.behavior_log_prob - 0.1)
     for recompute, ratio in ((True, 1.0), (False, math.exp(0.1))):
         config = PPOConfig(
-            advantage="grpo", epochs=1, minibatch_size=10_000, learning_rate=0.0, recompute_old_log_prob=recompute
+            advantage="grpo",
+            epochs=1,
+            minibatch_size=10_000,
+            learning_rate=0.0,
+            recompute_old_log_prob=recompute,
         )
         metrics = PPO(config, policy).update(batch)
         assert metrics["ppo/ratio_mean"] == pytest.approx(ratio, rel=1e-5)
-        assert metrics["ppo/behavior_gap_mean"] == pytest.approx(0.1 if recompute else 0.0, abs=1e-5)
+        assert metrics["ppo/behavior_gap_mean"] == pytest.approx(
+            0.1 if recompute else 0.0, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("aggregation", losses.AGGREGATIONS)
@@ -244,7 +276,11 @@ def test_resume_gives_a_bit_equal_next_update(head, tmp_path):
         ppo.update(rollout(policy, i))
     saved = tmp_path / "state.pt"
     torch.save(
-        {"ppo": ppo.state_dict(), "policy": policy.state_dict(), "critic": ppo.critic and ppo.critic.state_dict()},
+        {
+            "ppo": ppo.state_dict(),
+            "policy": policy.state_dict(),
+            "critic": ppo.critic and ppo.critic.state_dict(),
+        },
         saved,
     )
     other = BanditPolicy(seed=5, head=head)
@@ -255,7 +291,10 @@ def test_resume_gives_a_bit_equal_next_update(head, tmp_path):
     if not head:
         resumed.critic.load_state_dict(state["critic"])
     batch = rollout(policy, 7)
-    a, b = ({k: x for k, x in own.update(batch).items() if not k.startswith("time/")} for own in (ppo, resumed))
+    a, b = (
+        {k: x for k, x in own.update(batch).items() if not k.startswith("time/")}
+        for own in (ppo, resumed)
+    )
     assert a == b and a
     assert torch.equal(weights(policy), weights(other))
     if not head:
@@ -266,7 +305,11 @@ def test_state_is_made_of_plain_values():
     def plain(x) -> bool:
         if isinstance(x, dict):
             return all(isinstance(k, str) and plain(v) for k, v in x.items())
-        return all(map(plain, x)) if isinstance(x, list) else isinstance(x, Tensor | str | int | float | bool | None)
+        return (
+            all(map(plain, x))
+            if isinstance(x, list)
+            else isinstance(x, Tensor | str | int | float | bool | None)
+        )
 
     policy = BanditPolicy()
     ppo = PPO(PPOConfig(), policy, critic())
@@ -275,7 +318,9 @@ def test_state_is_made_of_plain_values():
     with pytest.raises(ConfigError, match="separate critic"):
         PPO(PPOConfig(), BanditPolicy(head=True)).load_state_dict(ppo.state_dict())
     with pytest.raises(ConfigError, match="parameters"):
-        load_optimizer_state(PPO(PPOConfig(), BanditPolicy(head=True)).optimizer, optimizer_state(ppo.optimizer))
+        load_optimizer_state(
+            PPO(PPOConfig(), BanditPolicy(head=True)).optimizer, optimizer_state(ppo.optimizer)
+        )
 
 
 class Poisoned(BanditPolicy):
@@ -311,7 +356,12 @@ def test_non_finite_updates_are_skipped_counted_and_end_the_run():
 def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
     policy = BanditPolicy()
     config = PPOConfig(
-        advantage="grpo", learning_rate=0.3, epochs=20, minibatch_size=1000, target_kl=0.02, adaptive_learning_rate=True
+        advantage="grpo",
+        learning_rate=0.3,
+        epochs=20,
+        minibatch_size=1000,
+        target_kl=0.02,
+        adaptive_learning_rate=True,
     )
     ppo = PPO(config, policy)
     metrics = ppo.update(rollout(policy, 0))
@@ -326,7 +376,11 @@ def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
 
 def test_learning_rate_decays_linearly_to_its_floor_and_resumes():
     config = PPOConfig(
-        advantage="reinforce++", learning_rate=1.0e-3, decay_iterations=4, min_learning_rate_fraction=0.25, epochs=1
+        advantage="reinforce++",
+        learning_rate=1.0e-3,
+        decay_iterations=4,
+        min_learning_rate_fraction=0.25,
+        epochs=1,
     )
     policy = BanditPolicy()
     ppo = PPO(config, policy)
@@ -338,7 +392,13 @@ def test_learning_rate_decays_linearly_to_its_floor_and_resumes():
 
 
 def test_learning_rate_warms_up_once_the_critic_has():
-    config = PPOConfig(learning_rate=1.0e-3, critic_warmup_iterations=1, warmup_iterations=4, decay_iterations=10, epochs=1)
+    config = PPOConfig(
+        learning_rate=1.0e-3,
+        critic_warmup_iterations=1,
+        warmup_iterations=4,
+        decay_iterations=10,
+        epochs=1,
+    )
     policy = BanditPolicy()
     ppo = PPO(config, policy, critic())
     rates = [ppo.update(rollout(policy, i))["ppo/learning_rate"] for i in range(6)]
@@ -358,15 +418,22 @@ def test_skipping_zero_advantages_only_rescales_the_mean():
     policy = BanditPolicy()
     batch = rollout(policy, 0)
     flat = torch.zeros(batch.num_decisions)
-    flat[batch.trajectory_index == 0] = 1.0  # one success in group 0, every other group is all the same
+    # one success in group 0, every other group is all the same
+    flat[batch.trajectory_index == 0] = 1.0
     plain_policy, skipping_policy = BanditPolicy(), BanditPolicy()
     config = PPOConfig(advantage="grpo", epochs=1, minibatch_size=1000, grad_clip=None)
     a = PPO(config, plain_policy).update(batch, flat)
     skipping_policy.evaluated = 0
-    b = PPO(dataclasses.replace(config, skip_zero_advantage=True), skipping_policy).update(batch, flat)
+    b = PPO(dataclasses.replace(config, skip_zero_advantage=True), skipping_policy).update(
+        batch, flat
+    )
     first_group = int((batch.group_index[batch.trajectory_index] == 0).sum())
     assert skipping_policy.evaluated == batch.num_decisions + first_group
-    assert a["ppo/zero_advantage_fraction"] == b["ppo/zero_advantage_fraction"] == pytest.approx(12 / 16)
+    assert (
+        a["ppo/zero_advantage_fraction"]
+        == b["ppo/zero_advantage_fraction"]
+        == pytest.approx(12 / 16)
+    )
     entries = int((batch.valid.sum(1) * A).sum())
     kept = int((batch.valid.sum(1) * A)[batch.group_index[batch.trajectory_index] == 0].sum())
     assert b["ppo/grad_norm"] == pytest.approx(a["ppo/grad_norm"] * entries / kept, rel=1e-4)
@@ -381,18 +448,25 @@ def test_success_imitation_raises_the_likelihood_of_what_succeeded():
     batch = rollout(policy, 0)
     config = PPOConfig(advantage="grpo", success_imitation_coef=1.0, learning_rate=0.01, epochs=10)
     succeeded = batch.success[batch.trajectory_index]
-    evaluate = lambda: policy.evaluate(batch.observations.without_privileged(), batch.replay).log_prob  # noqa: E731
+
+    def evaluate():
+        return policy.evaluate(batch.observations.without_privileged(), batch.replay).log_prob
+
     before = evaluate()[succeeded].mean().item()
     metrics = PPO(config, policy).update(batch, torch.zeros(batch.num_decisions))
     assert evaluate()[succeeded].mean().item() > before + 0.1
-    assert metrics["ppo/success_imitation_loss"] > 0 and metrics["ppo/policy_loss"] == pytest.approx(0.0, abs=1e-7)
+    assert metrics["ppo/success_imitation_loss"] > 0 and metrics[
+        "ppo/policy_loss"
+    ] == pytest.approx(0.0, abs=1e-7)
 
 
 def test_kl_to_the_reference_holds_the_policy_back():
     distances = []
     for coefficient in (1e-9, 10.0):
         policy = BanditPolicy()
-        config = PPOConfig(advantage="grpo", learning_rate=0.02, epochs=5, kl_coef=coefficient, kl_kind="k2")
+        config = PPOConfig(
+            advantage="grpo", learning_rate=0.02, epochs=5, kl_coef=coefficient, kl_kind="k2"
+        )
         ppo = PPO(config, policy, reference_policy=BanditPolicy())
         for i in range(5):
             ppo.update(rollout(policy, i))
@@ -417,10 +491,14 @@ def test_several_rewards_are_weighted_or_decoupled():
     }
     summed = PPO(PPOConfig(**names), BanditPolicy()).update(batch, rewards)
     by_hand = rewards["success"] + 0.5 * rewards["style"]
-    plain = PPO(PPOConfig(advantage="grpo", epochs=1, learning_rate=0.01), BanditPolicy()).update(batch, by_hand)
+    plain = PPO(PPOConfig(advantage="grpo", epochs=1, learning_rate=0.01), BanditPolicy()).update(
+        batch, by_hand
+    )
     assert summed["ppo/policy_loss"] == pytest.approx(plain["ppo/policy_loss"])
     assert "ppo/score_mean/style" in summed
-    decoupled = PPO(PPOConfig(**names, decouple_rewards=True), BanditPolicy()).update(batch, rewards)
+    decoupled = PPO(PPOConfig(**names, decouple_rewards=True), BanditPolicy()).update(
+        batch, rewards
+    )
     assert (
         decoupled["ppo/advantage_std"] == pytest.approx(1.0, abs=0.2)
         and decoupled["ppo/grad_norm"] != summed["ppo/grad_norm"]
@@ -466,7 +544,8 @@ def test_the_simplevla_recipe_is_a_matter_of_config():
     batch = rollout(policy, 0)
     metrics = PPO(config, policy).update(batch)
     assert metrics["ppo/updates_total"] == 4  # 16 trajectories, 4 a minibatch
-    # the first gradient against the recipe written out: token mean inside a trajectory, then mean over trajectories
+    # the first gradient against the recipe written out: token mean inside a trajectory, then mean
+    # over trajectories
     whole = BanditPolicy()
     first = PPO(dataclasses.replace(config, minibatch_size=16), whole)
     norm = first.update(batch)["ppo/grad_norm"]
@@ -503,9 +582,15 @@ def test_gae_uses_the_critics_values_and_bootstraps_only_truncated_episodes():
     assert fixed.rows == batch.num_decisions + int(batch.truncated.sum())
     truncated = batch.truncated[batch.trajectory_index].float().mean()
     assert metrics["ppo/returns_mean"] == pytest.approx(float(2.0 * truncated), rel=1e-5)
-    limited = dataclasses.replace(config, bootstrap_truncated=False)  # running out of time is worth nothing
+    # running out of time is worth nothing
+    limited = dataclasses.replace(config, bootstrap_truncated=False)
     fixed = Fixed()
-    assert PPO(limited, policy, fixed).update(batch, torch.zeros(batch.num_decisions))["ppo/returns_mean"] == 0.0
+    assert (
+        PPO(limited, policy, fixed).update(batch, torch.zeros(batch.num_decisions))[
+            "ppo/returns_mean"
+        ]
+        == 0.0
+    )
     assert fixed.rows == batch.num_decisions
 
 
@@ -532,7 +617,9 @@ def test_missing_capabilities_name_both_sides():
     mute.evaluate = lambda observation, replay: BanditPolicy.evaluate(headed, observation, replay)
     mute.value = lambda observation: None
     headed = BanditPolicy(head=True)
-    with pytest.raises(ConfigError, match=r"BanditPolicy.evaluate returns a value, .*no value\(observation\)"):
+    with pytest.raises(
+        ConfigError, match=r"BanditPolicy.evaluate returns a value, .*no value\(observation\)"
+    ):
         PPO(PPOConfig(critic_warmup_iterations=0), mute).update(batch)
     policy.requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to train"):
@@ -563,14 +650,16 @@ def test_bad_settings_name_the_value(changes, message):
 
 def test_config_is_an_omegaconf_schema():
     schema = OmegaConf.structured(PPOConfig)
-    merged = OmegaConf.to_object(OmegaConf.merge(schema, {"target_kl": 0.02, "micro_batch_size": 4, "dual_clip": None}))
+    merged = OmegaConf.to_object(
+        OmegaConf.merge(schema, {"target_kl": 0.02, "micro_batch_size": 4, "dual_clip": None})
+    )
     assert merged == PPOConfig(target_kl=0.02, micro_batch_size=4)
     with pytest.raises(OmegaConfBaseException):
         OmegaConf.merge(schema, {"learning_rat": 1.0})
     assert OmegaConf.to_object(OmegaConf.structured(CriticConfig)) == CriticConfig()
 
 
-# ------------------------------------------------------------------------------------------------------------- critic
+# ------------------------------------------------------------------------------------------- critic
 def test_critic_normalises_by_running_statistics_whatever_the_split():
     x = torch.randn(40, P, generator=torch.Generator().manual_seed(0)) * 3 + 5
     x[:, 3] = 1.25  # a constant
@@ -580,7 +669,9 @@ def test_critic_normalises_by_running_statistics_whatever_the_split():
     for piece in x.split(7):
         parts.observe(make(piece))
     torch.testing.assert_close(whole.mean, x.double().mean(0))
-    torch.testing.assert_close(whole.m2 / whole.count, x.double().var(0, unbiased=False), atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(
+        whole.m2 / whole.count, x.double().var(0, unbiased=False), atol=1e-9, rtol=1e-6
+    )
     torch.testing.assert_close(parts.mean, whole.mean)
     torch.testing.assert_close(parts.m2, whole.m2, atol=1e-8, rtol=1e-6)
     assert torch.equal(whole.value(make(x)), torch.zeros(40))  # the head starts at 0
@@ -618,19 +709,27 @@ def test_critic_init_depends_on_its_seed_alone():
     state = torch.get_rng_state()
     b = critic()
     assert torch.equal(state, torch.get_rng_state()) and torch.equal(weights(a), weights(b))
-    assert not torch.equal(weights(a), weights(PrivilegedCritic(P, CriticConfig(hidden=[16], seed=1))))
+    assert not torch.equal(
+        weights(a), weights(PrivilegedCritic(P, CriticConfig(hidden=[16], seed=1)))
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ stale data
+# --------------------------------------------------------------------------------------- stale data
 def test_behaviour_weights_against_hand_computed_numbers():
     """π_p/μ of four entries: 1, 4, 1/4 and (masked out) 100."""
-    old = torch.tensor([[0.0, 4.0, 0.25, 100.0]]).clamp(min=1.0).log() + torch.tensor([[0.0, 0.0, -math.log(4.0), 0.0]])
+    old = torch.tensor([[0.0, 4.0, 0.25, 100.0]]).clamp(min=1.0).log() + torch.tensor(
+        [[0.0, 0.0, -math.log(4.0), 0.0]]
+    )
     behavior, mask = torch.zeros(1, 4), torch.tensor([[True, True, True, False]])
     assert behavior_weights(PPOConfig(), old, behavior, mask) is None
-    truncated = behavior_weights(PPOConfig(behavior_weight="truncate", behavior_cap=2.0), old, behavior, mask)
+    truncated = behavior_weights(
+        PPOConfig(behavior_weight="truncate", behavior_cap=2.0), old, behavior, mask
+    )
     mean = (1.0 + 2.0 + 0.25) / 3
     torch.testing.assert_close(truncated[0, :3], torch.tensor([1.0, 2.0, 0.25]) / mean)
-    masked = behavior_weights(PPOConfig(behavior_weight="mask", behavior_cap=2.0), old, behavior, mask)
+    masked = behavior_weights(
+        PPOConfig(behavior_weight="mask", behavior_cap=2.0), old, behavior, mask
+    )
     torch.testing.assert_close(masked[0, :3], torch.tensor([1.0, 0.0, 0.0]) / mean)
 
 
@@ -643,28 +742,43 @@ def tilted() -> BanditPolicy:
 
 
 def test_fresh_data_weighs_one_and_stale_data_does_not_drop_the_behaviour_policy():
-    """On fresh data the correction changes nothing; on stale data the first step is the importance-weighted gradient."""
+    """On fresh data the correction changes nothing; on stale data the first step is the
+    importance-weighted gradient."""
 
     def first_gradient(batch, **options) -> Tensor:
         policy = tilted()
-        ppo = PPO(PPOConfig(advantage="reinforce++", epochs=1, minibatch_size=10_000, grad_clip=None, **options), policy)
+        ppo = PPO(
+            PPOConfig(
+                advantage="reinforce++", epochs=1, minibatch_size=10_000, grad_clip=None, **options
+            ),
+            policy,
+        )
         seen: list[Tensor] = []
         step = ppo.guard.step
-        ppo.guard.step = lambda optimizer, loss: (seen.append(policy.net.bias.grad.clone()), step(optimizer, loss))[1]
+        ppo.guard.step = lambda optimizer, loss: (
+            seen.append(policy.net.bias.grad.clone()),
+            step(optimizer, loss),
+        )[1]
         ppo.update(batch)
         return seen[0]
 
     stale = rollout(BanditPolicy(), 0)
-    plain, decoupled = first_gradient(stale), first_gradient(stale, behavior_weight="truncate", behavior_cap=100.0)
+    plain, decoupled = (
+        first_gradient(stale),
+        first_gradient(stale, behavior_weight="truncate", behavior_cap=100.0),
+    )
     assert not torch.allclose(plain, decoupled, rtol=1e-2)
     fresh = rollout(tilted(), 0)
-    torch.testing.assert_close(first_gradient(fresh), first_gradient(fresh, behavior_weight="truncate"))
+    torch.testing.assert_close(
+        first_gradient(fresh), first_gradient(fresh, behavior_weight="truncate")
+    )
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_vtrace_weighs_what_an_older_policy_did_once(decoupled):
-    """ρ = min(1, exp of the mean log-ratio over a decision's executed tokens), which is in the targets always and in the
-    advantage where the loss has no weight of its own; on fresh data it is GAE."""
+    """ρ = min(1, exp of the mean log-ratio over a decision's executed tokens), which is in the
+    targets always and in the advantage where the loss has no weight of its own; on fresh data it is
+    GAE."""
     options = {"behavior_weight": "truncate"} if decoupled else {}
     config = PPOConfig(advantage="vtrace", gae_lambda=0.8, epochs=1, **options)
     batch = rollout(BanditPolicy(), 0)
@@ -677,8 +791,13 @@ def test_vtrace_weighs_what_an_older_policy_did_once(decoupled):
     executed = batch.valid[:, :, None].expand_as(gap)
     by_hand = torch.stack([row[mask].mean().exp() for row, mask in zip(gap, executed, strict=True)])
     torch.testing.assert_close(seen[0].log_weights.double(), by_hand.log(), atol=1e-5, rtol=1e-5)
-    assert metrics["ppo/vtrace_rho_mean"] == pytest.approx(float(by_hand.clamp(max=1.0).mean()), rel=1e-5)
-    assert 0.0 < metrics["ppo/vtrace_truncated"] < 1.0 and ("ppo/behavior_weight_min" in metrics) is decoupled
+    assert metrics["ppo/vtrace_rho_mean"] == pytest.approx(
+        float(by_hand.clamp(max=1.0).mean()), rel=1e-5
+    )
+    assert (
+        0.0 < metrics["ppo/vtrace_truncated"] < 1.0
+        and ("ppo/behavior_weight_min" in metrics) is decoupled
+    )
     found, scored = plain(seen[0]), seen[0]
     rho = by_hand.clamp(max=1.0).float()
     last = torch.cumsum(batch.lengths, 0) - 1  # r + γV − V there, and V + ρ·(that)

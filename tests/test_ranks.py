@@ -1,10 +1,13 @@
-"""Two processes that learn together, with their weights spread (FSDP2) or whole (data parallel), do what one does.
+"""Two processes that learn together, with their weights spread (FSDP2) or whole (data parallel), do
+what one does.
 
-The processes run this file as a script (gloo, on this machine); the tests compare what they wrote with one rank.
+The processes run this file as a script (gloo, on this machine); the tests compare what they wrote
+with one rank.
 
-Tolerance: what differs is the order in which float32 numbers are added, 1e-7 of a number, so metrics agree to 1e-5, and so
-does each weight tensor (norm of the difference by its norm). Adam divides by a gradient's own size: what has no effect on
-the loss has a gradient of nothing but rounding and still moves by up to the learning rate (`NO_EFFECT`).
+Tolerance: what differs is the order in which float32 numbers are added, 1e-7 of a number, so
+metrics agree to 1e-5, and so does each weight tensor (norm of the difference by its norm). Adam
+divides by a gradient's own size: what has no effect on the loss has a gradient of nothing but
+rounding and still moves by up to the learning rate (`NO_EFFECT`).
 """
 
 from __future__ import annotations
@@ -38,27 +41,56 @@ from vla_rl.config.imitation import AugmentConfig, ImitationConfig
 from vla_rl.errors import ConfigError, NoGradient, UserError
 from vla_rl.ranks import MODES, Ranks, full_state, is_sharded, shard
 from vla_rl.storage import load_state, save_state
-from vla_rl.types import ActionChunk, EpisodeSpec, Observation, PolicyEvaluation, PolicyOutput, RolloutBatch, Trajectory
+from vla_rl.types import (
+    ActionChunk,
+    EpisodeSpec,
+    Observation,
+    PolicyEvaluation,
+    PolicyOutput,
+    RolloutBatch,
+    Trajectory,
+)
 
 UPDATES = 20
-LIMIT = 300  # seconds that the ranks wait for each other; about 40 seconds of computing in all, half of it imports
+# seconds that the ranks wait for each other; about 40 seconds of computing in all, half of it
+# imports
+LIMIT = 300
 PPO_SETTINGS = PPOConfig(
-    epochs=2, minibatch_size=8, micro_batch_size=3, learning_rate=3e-4, target_kl=2e-4, entropy_coef=0.01,
-    success_imitation_coef=0.1, grad_clip=0.5,
-)  # fmt: skip
+    epochs=2,
+    minibatch_size=8,
+    micro_batch_size=3,
+    learning_rate=3e-4,
+    target_kl=2e-4,
+    entropy_coef=0.01,
+    success_imitation_coef=0.1,
+    grad_clip=0.5,
+)
 GROUPED = PPOConfig(
-    advantage="grpo", normalize_advantage="minibatch", minibatch_unit="trajectory", loss_aggregation="trajectory", epochs=2,
-    minibatch_size=3, skip_zero_advantage=True, ratio_level="step", learning_rate=1e-4,
-)  # fmt: skip
-NO_EFFECT = (  # on the loss in SFT: what every token has in common is subtracted, and softmax ignores a bias of its keys
-    "projector.0.2.bias", "feature_norms.0.mean", "feature_norms.1.mean", "vision.0.blocks.0.attn.qkv.bias",
-)  # fmt: skip
+    advantage="grpo",
+    normalize_advantage="minibatch",
+    minibatch_unit="trajectory",
+    loss_aggregation="trajectory",
+    epochs=2,
+    minibatch_size=3,
+    skip_zero_advantage=True,
+    ratio_level="step",
+    learning_rate=1e-4,
+)
+# on the loss in SFT: what every token has in common is subtracted, and softmax ignores a bias of
+# its keys
+NO_EFFECT = (
+    "projector.0.2.bias",
+    "feature_norms.0.mean",
+    "feature_norms.1.mean",
+    "vision.0.blocks.0.attn.qkv.bias",
+)
 NO_VALUES = PPOConfig(advantage="rloo", minibatch_size=64, epochs=1, learning_rate=1e-3)
 
 
-# ------------------------------------------------------------------------------------------------ what every rank does
+# ----------------------------------------------------------------------------- what every rank does
 def make(seed: int = 0, **changes: Any) -> NanoVLA:
-    """A tiny policy with random weights everywhere, so that no path is switched off by a zero initialisation."""
+    """A tiny policy with random weights everywhere, so that no path is switched off by a zero
+    initialisation."""
     torch.manual_seed(seed)
     policy = NanoVLA(dataclasses.replace(TINY, noise_correlation=0.0, **changes), SPEC)
     with torch.no_grad():
@@ -68,7 +100,8 @@ def make(seed: int = 0, **changes: Any) -> NanoVLA:
 
 
 def recorded(policy: Any = None, observe: Callable[..., Observation] = observe) -> RolloutBatch:
-    """17 decisions (an odd number) of 9 episodes in groups of 3, chosen by ``policy`` (the one of seed 0)."""
+    """17 decisions (an odd number) of 9 episodes in groups of 3, chosen by ``policy`` (the one
+    of seed 0)."""
     policy, out = make() if policy is None else policy, []
     torch.manual_seed(0)
     for i in range(9):
@@ -79,17 +112,25 @@ def recorded(policy: Any = None, observe: Callable[..., Observation] = observe) 
         valid[-1, 1 + i % 2 :] = False
         out.append(
             Trajectory(
-                episode=EpisodeSpec("reach", i // 3, group_id=i // 3), observations=observation, final_observation=last,
-                actions=acted.chunk.actions, valid=valid, rewards=torch.rand(valid.shape) * valid,
-                behavior_log_prob=acted.behavior_log_prob, replay=acted.replay, terminated=i % 2 == 0, truncated=i % 2 == 1,
+                episode=EpisodeSpec("reach", i // 3, group_id=i // 3),
+                observations=observation,
+                final_observation=last,
+                actions=acted.chunk.actions,
+                valid=valid,
+                rewards=torch.rand(valid.shape) * valid,
+                behavior_log_prob=acted.behavior_log_prob,
+                replay=acted.replay,
+                terminated=i % 2 == 0,
+                truncated=i % 2 == 1,
                 success=i % 3 == 0,
             )
-        )  # fmt: skip
+        )
     return RolloutBatch.from_trajectories(out)
 
 
 def ppo_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
-    """Twenty updates; half-way, several ranks save, and go on from the files with another policy and another PPO."""
+    """Twenty updates; half-way, several ranks save, and go on from the files with another policy
+    and another PPO."""
     batch, metrics = recorded(), []
     policy = shard(make(), ranks, mode)
     ppo = PPO(PPO_SETTINGS, policy, ranks=ranks)
@@ -129,9 +170,14 @@ class Demonstrations:
 
 def sft_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
     policy = shard(make(), ranks, mode).train()
-    config = ImitationConfig(updates=UPDATES, learning_rate=1e-4, warmup_updates=2, augment=AugmentConfig(shift=2))
+    config = ImitationConfig(
+        updates=UPDATES, learning_rate=1e-4, warmup_updates=2, augment=AugmentConfig(shift=2)
+    )
     imitation = Imitation(config, policy, Demonstrations(), ranks)
-    return {"metrics": [imitation.update() for _ in range(UPDATES)], "weights": full_state(policy, ranks)}
+    return {
+        "metrics": [imitation.update() for _ in range(UPDATES)],
+        "weights": full_state(policy, ranks),
+    }
 
 
 def bad_update(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
@@ -139,7 +185,9 @@ def bad_update(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
     batch = recorded()
     proprio = batch.observations.proprio.clone()
     proprio[0] = torch.nan
-    bad = dataclasses.replace(batch, observations=dataclasses.replace(batch.observations, proprio=proprio))
+    bad = dataclasses.replace(
+        batch, observations=dataclasses.replace(batch.observations, proprio=proprio)
+    )
     policy, saw = shard(make(), ranks, mode), []
     evaluate = policy.evaluate
 
@@ -154,7 +202,12 @@ def bad_update(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
     metrics = [ppo.update(bad)]
     between = {name: x.clone() for name, x in full_state(policy, ranks).items()}
     metrics.append(ppo.update(batch))
-    return {"saw": saw, "metrics": metrics, "between": between, "weights": full_state(policy, ranks)}
+    return {
+        "saw": saw,
+        "metrics": metrics,
+        "between": between,
+        "weights": full_state(policy, ranks),
+    }
 
 
 def half_precision(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
@@ -174,16 +227,22 @@ def half_precision(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
         loss = (net(x[rows]).float().square().sum(1) * real).sum()
         loss.backward()
         guard.step(optimizer, ranks.sum(loss.detach()))
-    return {"weights": full_state(net, ranks), "optimizer": optimizer_state(optimizer)["state"]["0"]}
+    return {
+        "weights": full_state(net, ranks),
+        "optimizer": optimizer_state(optimizer)["state"]["0"],
+    }
 
 
 def policy_without_blocks(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
-    """A policy that says nothing of its structure (float64, so that there is no rounding to speak of); its value head, with
-    a learning rate of its own, is trained alone in the first iteration."""
+    """A policy that says nothing of its structure (float64, so that there is no rounding to speak
+    of); its value head, with a learning rate of its own, is trained alone in the first
+    iteration."""
     policy = test_ppo.BanditPolicy(head=True)
     batch = test_ppo.rollout(policy, 0)
     ppo = PPO(
-        PPOConfig(critic_warmup_iterations=1, minibatch_size=7, learning_rate=0.01), shard(policy, ranks, mode), ranks=ranks
+        PPOConfig(critic_warmup_iterations=1, minibatch_size=7, learning_rate=0.01),
+        shard(policy, ranks, mode),
+        ranks=ranks,
     )
     return {"metrics": [ppo.update(batch) for _ in range(3)], "weights": full_state(policy, ranks)}
 
@@ -207,12 +266,17 @@ class Hidden(test_ppo.BanditPolicy):
 
 
 def other_policies(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
-    """Two updates of a policy that denoises (with frozen steps and a student), of OpenVLA, and of OpenVLA with LoRA."""
+    """Two updates of a policy that denoises (with frozen steps and a student), of OpenVLA, and
+    of OpenVLA with LoRA."""
     torch.manual_seed(0)
     denoising = test_denoising.make(**test_denoising.FORMS["dppo"], student_steps=1)
     published = write_checkpoint(folder / f"openvla_{ranks.index}")
-    whole = test_openvla.load(published, value_head=True, decoding="autoregressive", gradient_checkpointing=True)
-    lora = test_openvla.load(published, value_head=True, lora_rank=2, weights="bfloat16", freeze_vision=True)
+    whole = test_openvla.load(
+        published, value_head=True, decoding="autoregressive", gradient_checkpointing=True
+    )
+    lora = test_openvla.load(
+        published, value_head=True, lora_rank=2, weights="bfloat16", freeze_vision=True
+    )
     out = {}
     for name, policy, look in (
         ("denoising", denoising, test_denoising.observe),
@@ -220,7 +284,10 @@ def other_policies(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
         ("lora", lora, lambda t, seed: test_openvla.observe(t)),
     ):
         advantage = "rloo" if name == "denoising" else "gae"
-        batch, settings = recorded(policy, look), dataclasses.replace(NO_VALUES, advantage=advantage, learning_rate=1e-4)
+        batch, settings = (
+            recorded(policy, look),
+            dataclasses.replace(NO_VALUES, advantage=advantage, learning_rate=1e-4),
+        )
         ppo = PPO(settings, shard(policy, ranks, mode), ranks=ranks)
         out[name] = [ppo.update(batch) for _ in range(2)]
     return out
@@ -256,33 +323,55 @@ def refusals(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
 PARTS = {
     f.__name__: f
     for f in (
-        ppo_updates, grouped_updates, sft_updates, bad_update, half_precision, policy_without_blocks, other_policies,
+        ppo_updates,
+        grouped_updates,
+        sft_updates,
+        bad_update,
+        half_precision,
+        policy_without_blocks,
+        other_policies,
         refusals,
     )
-}  # fmt: skip
+}
 
 
 def main(index: int, folder: Path) -> None:
     """One of two ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=index, world_size=2, timeout=timedelta(seconds=LIMIT)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=index,
+        world_size=2,
+        timeout=timedelta(seconds=LIMIT),
     )
     try:
         for mode in MODES:
             for name, part in PARTS.items():
-                save_state(folder / mode / name / str(index), part(Ranks.present(), mode, folder / mode / "checkpoint"))
+                save_state(
+                    folder / mode / name / str(index),
+                    part(Ranks.present(), mode, folder / mode / "checkpoint"),
+                )
     finally:
         dist.destroy_process_group()
 
 
-# ----------------------------------------------------------------------------------------------------------- the tests
+# ---------------------------------------------------------------------------------------- the tests
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
     """Where two ranks left what they did: ``MODE/PART/RANK``."""
     folder = tmp_path_factory.mktemp("ranks")
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths)}
+    paths = [
+        str(Path(__file__).parents[1]),
+        str(Path(__file__).parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(i), str(folder)],
@@ -309,16 +398,21 @@ def alone(tmp_path_factory) -> dict[str, Any]:
 
 
 def assert_equal_metrics(found: list[dict], expected: list[dict], tolerance: float = 1e-5) -> None:
-    """Relative, or of one; of ``ratio_std`` its square, which is a difference of float32 numbers near 1."""
+    """Relative, or of one; of ``ratio_std`` its square, which is a difference of float32 numbers
+    near 1."""
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert a.keys() == b.keys()
         for name in b:
             power = 2 if name.endswith("ratio_std") else 1
-            assert a[name] ** power == pytest.approx(b[name] ** power, rel=tolerance, abs=tolerance, nan_ok=True), name
+            assert a[name] ** power == pytest.approx(
+                b[name] ** power, rel=tolerance, abs=tolerance, nan_ok=True
+            ), name
 
 
-def assert_equal_weights(found: dict[str, Tensor], expected: dict[str, Tensor], loose: tuple[str, ...] = ()) -> None:
+def assert_equal_weights(
+    found: dict[str, Tensor], expected: dict[str, Tensor], loose: tuple[str, ...] = ()
+) -> None:
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         distance = (found[name].double() - x.double()).norm() / x.double().norm().clamp(min=1e-12)
@@ -340,21 +434,30 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", ["ppo_updates", "grouped_updates", "sft_updates"])
 def test_two_ranks_equal_one(together: Path, alone: dict[str, Any], part: str, mode: str):
     main_rank, other = of_both(together, mode, part)
-    assert main_rank["metrics"] == other["metrics"]  # stops, steps and skips are the same on both, bit for bit
+    # stops, steps and skips are the same on both, bit for bit
+    assert main_rank["metrics"] == other["metrics"]
     assert_equal_metrics(main_rank["metrics"], alone[part]["metrics"])
-    assert_equal_weights(main_rank["weights"], alone[part]["weights"], NO_EFFECT if part == "sft_updates" else ())
+    assert_equal_weights(
+        main_rank["weights"], alone[part]["weights"], NO_EFFECT if part == "sft_updates" else ()
+    )
     assert other["weights"] == {}
     if part == "ppo_updates":
         stopped = [m["ppo/early_stop"] for m in main_rank["metrics"]]
-        assert 0 < sum(stopped) < UPDATES and all(m["ppo/grad_norm"] > 0 for m in main_rank["metrics"])
+        assert 0 < sum(stopped) < UPDATES and all(
+            m["ppo/grad_norm"] > 0 for m in main_rank["metrics"]
+        )
 
 
 @slow
 @pair
 @both_modes
-def test_numbers_that_one_rank_finds_not_finite_skip_the_step_on_both(together: Path, alone: dict[str, Any], mode: str):
+def test_numbers_that_one_rank_finds_not_finite_skip_the_step_on_both(
+    together: Path, alone: dict[str, Any], mode: str
+):
     ranks, start = of_both(together, mode, "bad_update"), make().state_dict()
-    assert sorted(rank["saw"][0] for rank in ranks) == [False, True] and not any(rank["saw"][1] for rank in ranks)
+    assert sorted(rank["saw"][0] for rank in ranks) == [False, True] and not any(
+        rank["saw"][1] for rank in ranks
+    )
     for rank in ranks:
         assert [m["ppo/skipped_updates"] for m in rank["metrics"]] == [1.0, 1.0]
         assert [m["ppo/updates_total"] for m in rank["metrics"]] == [0.0, 1.0]
@@ -371,16 +474,23 @@ def test_a_checkpoint_of_several_ranks_is_an_ordinary_one(together: Path, mode: 
     load_weights(folder, policy)
     ppo = PPO(PPO_SETTINGS, policy, ranks=Ranks())
     ppo.load_state_dict(load_training_state(folder)["algorithm"])
-    assert ppo.optimizer.state and all(m["exp_avg"].shape == p.shape for p, m in ppo.optimizer.state.items())
+    assert ppo.optimizer.state and all(
+        m["exp_avg"].shape == p.shape for p, m in ppo.optimizer.state.items()
+    )
     found = ppo.update(recorded())
-    assert_equal_metrics([found], [of_both(together, mode, "ppo_updates")[0]["metrics"][UPDATES // 2]])
+    assert_equal_metrics(
+        [found], [of_both(together, mode, "ppo_updates")[0]["metrics"][UPDATES // 2]]
+    )
 
 
 @slow
 @pair
 @both_modes
-def test_float32_copies_of_bfloat16_weights_on_two_ranks(together: Path, alone: dict[str, Any], mode: str):
-    """Each rank's gradient is rounded to bfloat16 (2⁻⁹) before the sum, so the steps agree to about that."""
+def test_float32_copies_of_bfloat16_weights_on_two_ranks(
+    together: Path, alone: dict[str, Any], mode: str
+):
+    """Each rank's gradient is rounded to bfloat16 (2⁻⁹) before the sum, so the steps agree to
+    about that."""
     found, expected = of_both(together, mode, "half_precision")[0], alone["half_precision"]
     assert found["optimizer"]["master"].dtype == torch.float32
     start = torch.linspace(-1, 1, 15).view(5, 3).bfloat16().float()
@@ -392,8 +502,13 @@ def test_float32_copies_of_bfloat16_weights_on_two_ranks(together: Path, alone: 
 @slow
 @pair
 @both_modes
-def test_a_policy_that_names_no_blocks_on_two_ranks(together: Path, alone: dict[str, Any], mode: str):
-    found, expected = of_both(together, mode, "policy_without_blocks")[0], alone["policy_without_blocks"]
+def test_a_policy_that_names_no_blocks_on_two_ranks(
+    together: Path, alone: dict[str, Any], mode: str
+):
+    found, expected = (
+        of_both(together, mode, "policy_without_blocks")[0],
+        alone["policy_without_blocks"],
+    )
     assert_equal_metrics(found["metrics"], expected["metrics"])
     for name, x in expected["weights"].items():
         torch.testing.assert_close(found["weights"][name], x, rtol=1e-9, atol=1e-10)
@@ -407,7 +522,10 @@ def test_other_policies_on_two_ranks(together: Path, alone: dict[str, Any], mode
     assert_equal_metrics(found["denoising"], expected["denoising"], 1e-4)
     assert_equal_metrics(found["openvla"], expected["openvla"], 1e-4)
     for a, b in zip(found["lora"], expected["lora"], strict=True):  # computed in bfloat16
-        assert a["ppo/grad_norm"] == pytest.approx(b["ppo/grad_norm"], rel=0.05) and a["ppo/grad_norm"] > 0
+        assert (
+            a["ppo/grad_norm"] == pytest.approx(b["ppo/grad_norm"], rel=0.05)
+            and a["ppo/grad_norm"] > 0
+        )
 
 
 @slow
@@ -415,7 +533,10 @@ def test_other_policies_on_two_ranks(together: Path, alone: dict[str, Any], mode
 @both_modes
 def test_what_several_ranks_refuse(together: Path, mode: str):
     main_rank, other = of_both(together, mode, "refusals")
-    assert "File exists" in main_rank["unwritable"] and "main rank could not write" in other["unwritable"]
+    assert (
+        "File exists" in main_rank["unwritable"]
+        and "main rank could not write" in other["unwritable"]
+    )
     for said in (main_rank, other):
         assert "give all ranks the same data and seeds" in said["other"]
         assert ({"stale", "hidden"} <= said.keys()) == (mode == "sharded")
@@ -453,7 +574,10 @@ def test_outputs_of_a_policy_are_trees_of_tensors():
     x = torch.zeros(2, 3, requires_grad=True)
     evaluation = PolicyEvaluation(log_prob=x, entropy=2 * x, value=x.sum(1))
     leaves, _ = _pytree.tree_flatten(evaluation)
-    assert [t is evaluation.log_prob or t is evaluation.entropy or t is evaluation.value for t in leaves[:3]] == [True] * 3
+    assert [
+        t is evaluation.log_prob or t is evaluation.entropy or t is evaluation.value
+        for t in leaves[:3]
+    ] == [True] * 3
     chunk = ActionChunk(torch.zeros(2, 3, 1), torch.ones(2, 3, dtype=torch.bool))
     output = PolicyOutput(chunk, x, {"tokens": x})
     copied = _pytree.tree_map(torch.clone, output)

@@ -1,7 +1,8 @@
-"""Processes on the wall clock: what happens when one of them dies or hangs while the simulated arm moves.
+"""Processes on the wall clock: what happens when one of them dies or hangs while the simulated arm
+moves.
 
-Distances come from the arm's own log. Bounds in time are loose, since other work may share the machine; `vla-rl bench robot`
-measures them.
+Distances come from the arm's own log. Bounds in time are loose, since other work may share the
+machine; `vla-rl bench robot` measures them.
 """
 
 from __future__ import annotations
@@ -27,17 +28,27 @@ from real.scheduling import Deadlines
 from real.verify import verify
 from vla_rl.errors import ConfigError
 
-FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
-LATE_S, FAR = 1.0, 0.25  # of a machine that is busy; a policy that drove on for a second would go this far, and on
+FAKE = BodyConfig(
+    limits=str(LIMITS / "fake_point.yaml"),
+    record=False,
+    supervisor={"required": ["guard", "console"]},
+)
+# of a machine that is busy; a policy that drove on for a second would go this far, and on
+LATE_S, FAR = 1.0, 0.25
 
 
 @pytest.mark.parametrize(
     "victim, how",
     [
-        ("policy", "killed"), ("policy", "frozen"), ("supervisor", "killed"), ("supervisor", "frozen"),
-        ("operator", "killed"), ("teleop", "frozen"), ("console", "frozen"),
+        ("policy", "killed"),
+        ("policy", "frozen"),
+        ("supervisor", "killed"),
+        ("supervisor", "frozen"),
+        ("operator", "killed"),
+        ("teleop", "frozen"),
+        ("console", "frozen"),
     ],
-)  # fmt: skip
+)
 def test_the_arm_holds_when_a_process_dies_or_hangs(victim, how):
     found = trial(victim, how, FAKE, delay=0.5)
     assert found.speed > 0.1, "it was moving"
@@ -45,13 +56,15 @@ def test_the_arm_holds_when_a_process_dies_or_hangs(victim, how):
 
 
 SEEN = BodyConfig(
-    limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0,
+    limits=str(LIMITS / "fake_point.yaml"),
+    camera_hz=20.0,
     supervisor={"required": ["guard", "console", "recorder"], "cameras": ["front"]},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
-    "victim, how", [("picture", "frozen"), ("picture", "killed"), ("recorder", "killed"), ("guard", "frozen")]
+    "victim, how",
+    [("picture", "frozen"), ("picture", "killed"), ("recorder", "killed"), ("guard", "frozen")],
 )
 def test_the_arm_holds_and_the_journal_keeps_what_it_had(victim, how):
     found = trial(victim, how, SEEN, delay=0.5)
@@ -61,7 +74,8 @@ def test_the_arm_holds_and_the_journal_keeps_what_it_had(victim, how):
 
 
 def test_what_a_journal_lost_is_counted(tmp_path):
-    """Five whole records, then seven; one is changed, which is damage to all behind it; two are cut off; all are gone."""
+    """Five whole records, then seven; one is changed, which is damage to all behind it; two are
+    cut off; all are gone."""
     ticks = {state.tick: state for state in rig().auto().run(0.2)}
     first = min(ticks)
     writer = JournalWriter(tmp_path, 1, {})
@@ -71,11 +85,15 @@ def test_what_a_journal_lost_is_counted(tmp_path):
     writer.tick(ticks[first + 6])
     path = writer.close("done")
     assert kept.lost() == 0
-    assert unrecorded(tmp_path, range(first, first + 9)) == (1, 2), "3 is a hole; 7 and 8 came last; 0 was before it"
+    assert unrecorded(tmp_path, range(first, first + 9)) == (1, 2), (
+        "3 is a hole; 7 and 8 came last; 0 was before it"
+    )
     now, whole = Kept(tmp_path), path.read_bytes()
     places = [place for place, _ in scan(path)]
     assert len(places) == 7, "header, five ticks, end"
-    path.write_bytes(whole[: places[3] - 1] + bytes([whole[places[3] - 1] ^ 1]) + whole[places[3] :])
+    path.write_bytes(
+        whole[: places[3] - 1] + bytes([whole[places[3] - 1] ^ 1]) + whole[places[3] :]
+    )
     assert (kept.lost(), now.lost()) == (2, 4)
     path.write_bytes(whole[: places[4]])
     assert (kept.lost(), now.lost()) == (0, 2)
@@ -85,11 +103,20 @@ def test_what_a_journal_lost_is_counted(tmp_path):
 
 def test_a_session_records_what_it_did_and_says_farewell(tmp_path):
     config = BodyConfig(
-        limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0,
-        supervisor={"required": ["guard", "recorder"], "cameras": ["front"], "frame_age_s": 2.0, "silence_s": 0.3},
-    )  # fmt: skip
+        limits=str(LIMITS / "fake_point.yaml"),
+        camera_hz=20.0,
+        supervisor={
+            "required": ["guard", "recorder"],
+            "cameras": ["front"],
+            "frame_age_s": 2.0,
+            "silence_s": 0.3,
+        },
+    )
     with Body(tmp_path, config) as body:
-        operator, policy = Operator(body.socket), driver(body.socket, "fake", tmp_path / "driver.txt", "--sway")
+        operator, policy = (
+            Operator(body.socket),
+            driver(body.socket, "fake", tmp_path / "driver.txt", "--sway"),
+        )
         try:
             operator.watch(0.5)
             operator.drive()
@@ -107,10 +134,14 @@ def test_a_session_records_what_it_did_and_says_farewell(tmp_path):
     episode = read(path)
     told = {tuple(np.round(t["reference"], 6)) for t in episode.ticks if t["reference"]}
     done = {tuple(np.round(v, 6)) for _, v in read_log(tmp_path / "run" / "arm.log")["target"]}
-    assert len(told) > 20 and len(told - done) <= 1, "executed = recorded (the last one may have come too late)"
+    assert len(told) > 20 and len(told - done) <= 1, (
+        "executed = recorded (the last one may have come too late)"
+    )
     assert episode.frames["front"] and frames[0].camera == "front"
     problems, _ = verify(tmp_path)
-    assert [p for p in problems if "policy's action" in p or "damaged" in p or "end counts" in p] == []
+    assert [
+        p for p in problems if "policy's action" in p or "damaged" in p or "end counts" in p
+    ] == []
 
 
 def drained(client: Client) -> list:
@@ -136,8 +167,14 @@ def test_a_second_signal_stops_at_once_and_nothing_is_left(tmp_path):
 
 def test_a_session_that_cannot_start_says_why(tmp_path):
     for config, said in [
-        (BodyConfig(limits=str(tmp_path / "none.yaml"), guard=False, record=False), "no robot moves without one"),
-        (BodyConfig(limits=FAKE.limits, world="nothing", guard=False, record=False), "no simulated robot 'nothing'"),
+        (
+            BodyConfig(limits=str(tmp_path / "none.yaml"), guard=False, record=False),
+            "no robot moves without one",
+        ),
+        (
+            BodyConfig(limits=FAKE.limits, world="nothing", guard=False, record=False),
+            "no simulated robot 'nothing'",
+        ),
     ]:
         with pytest.raises(StartError, match=said), Body(tmp_path / "x", config):
             pass
@@ -218,14 +255,15 @@ def test_the_supervisors_process_imports_neither_torch_nor_a_simulator():
     import sys
 
     code = (
-        "import sys, real.supervisor.loop, real.supervisor.guard, real.recorder, real.robots.server\n"
-        "print(*sorted({'torch', 'mujoco', 'robosuite', 'lerobot', 'sim'} & set(sys.modules)))"
+        "import sys, real.supervisor.loop, real.supervisor.guard, real.recorder, "
+        "real.robots.server\nprint(*sorted({'torch', 'mujoco', 'robosuite', 'lerobot', 'sim'} & "
+        "set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.split() == [], done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------- the suite's Panda
+# -------------------------------------------------------------------------------- the suite's Panda
 @pytest.mark.real_sim
 def test_the_free_running_panda_does_what_its_control_steps_do():
     from sim.tabletop.arm import ArmConfig, TabletopArm
@@ -236,7 +274,9 @@ def test_the_free_running_panda_does_what_its_control_steps_do():
     arm = TabletopArm(ArmConfig(cameras=["agentview"], camera_size=16))
     simulator.start(0, EpisodeSpec("lift_cube", 3))
     arm.reset({"task": "lift_cube/3"})
-    actions = np.random.default_rng(0).uniform(-1, 1, (20, 4)) * np.array(simulator.embodiment.action_high)
+    actions = np.random.default_rng(0).uniform(-1, 1, (20, 4)) * np.array(
+        simulator.embodiment.action_high
+    )
     for action in actions:
         simulator.step(0, action[None].astype(np.float32))
         arm.aim(arm.read()["position"] + action[:3], np.empty(0), np.empty(0), float(action[3]))
@@ -259,7 +299,8 @@ def test_the_free_running_panda_does_what_its_control_steps_do():
 @pytest.mark.real_sim
 @pytest.mark.parametrize("task", ["lift_cube", "stack_cubes", "place_can"])
 def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
-    """Whoever does it well at half the expert's speed is never without 2 % of progress for a second."""
+    """Whoever does it well at half the expert's speed is never without 2 % of progress for a
+    second."""
     from sim.tabletop.arm import ArmConfig, TabletopArm
 
     arm = TabletopArm(ArmConfig(tasks=[task], cameras=["agentview"], camera_size=16))
@@ -268,7 +309,12 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
         best, since, steps, began = arm.progress(), 0, 0, arm.progress()
         while not arm.success() and steps < 400:
             action = arm.demonstrate(steps == 0)
-            arm.aim(arm.read()["position"] + 0.5 * action[:3], np.empty(0), np.empty(0), float(action[3]))
+            arm.aim(
+                arm.read()["position"] + 0.5 * action[:3],
+                np.empty(0),
+                np.empty(0),
+                float(action[3]),
+            )
             arm.advance(0.05)
             steps += 1
             if arm.progress() > best + 0.02:
@@ -281,8 +327,8 @@ def test_what_a_scripted_person_goes_by_grows_until_the_task_is_done(task):
 @pytest.mark.real_sim
 @pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
 def test_the_panda_behind_the_gate_keeps_its_limits(controller):
-    """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed was passed: of the hand, of
-    its turns, of any joint."""
+    """Adversarial actions of every kind; the walls were pushed against, and no wall and no speed
+    was passed: of the hand, of its turns, of any joint."""
     from benchmarks.robot.gate import CONTROLLERS, KINDS, adversarial
 
     options = {"cameras": ["agentview"], "camera_size": 16, **CONTROLLERS["tabletop"][controller]}
@@ -290,8 +336,14 @@ def test_the_panda_behind_the_gate_keeps_its_limits(controller):
     figures = adversarial(world, LIMITS / "tabletop.yaml", actions=40 * len(KINDS), seed=2, each=40)
     assert figures["actions"] == 600 and figures["violations"] == 0, figures
     assert 0 < figures["refused"] < figures["ticks"] / 2, "it did move"
-    assert figures["fastest"]["speed"]["limit"] == 0.35 and figures["fastest"]["joint_speed"]["limit"] == 2.0
-    assert figures["fastest"]["speed"]["measured"] > 0.25 and max(figures["fastest"]["joint_speed"]["measured"]) > 1.0
+    assert (
+        figures["fastest"]["speed"]["limit"] == 0.35
+        and figures["fastest"]["joint_speed"]["limit"] == 2.0
+    )
+    assert (
+        figures["fastest"]["speed"]["measured"] > 0.25
+        and max(figures["fastest"]["joint_speed"]["measured"]) > 1.0
+    )
     assert figures["clipped"]["workspace"] > 0 < figures["clipped"]["joints"]
 
 
@@ -302,25 +354,39 @@ def test_the_fake_arm_behind_the_gate_keeps_its_limits(controller):
     limits = LIMITS / ("fake_point_joints.yaml" if controller == "joints" else "fake_point.yaml")
     world = make_world("fake", CONTROLLERS["fake"][controller])
     figures = adversarial(world, limits, actions=20 * len(KINDS), seed=0, each=20)
-    assert figures["violations"] == 0 and max(figures["fastest"]["joint_speed"]["measured"]) > 0.1, figures
+    assert (
+        figures["violations"] == 0 and max(figures["fastest"]["joint_speed"]["measured"]) > 0.1
+    ), figures
     if controller == "joints":
-        assert figures["trips"] > 0 and figures["clipped"]["joints"] > 0, "jumps pause; the ends were pushed against"
+        assert figures["trips"] > 0 and figures["clipped"]["joints"] > 0, (
+            "jumps pause; the ends were pushed against"
+        )
         return
     assert all(figures["nearest"][name] > -1e-3 for name in ("box", "keep_out")), figures
-    assert figures["clipped"]["workspace"] > 0 and figures["fastest"]["speed"]["measured"] > 0.1, figures
+    assert figures["clipped"]["workspace"] > 0 and figures["fastest"]["speed"]["measured"] > 0.1, (
+        figures
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_session_whose_launcher_or_learner_is_struck_loses_nothing(tmp_path, how):
-    """The bench's own trials: the arm holds for its launcher, and goes on without its learner, who is replaced."""
+    """The bench's own trials: the arm holds for its launcher, and goes on without its learner,
+    who is replaced."""
     made = starts(tmp_path)
     try:
         found = launcher_trial(how, made["launcher"], 0.5)
         learner = learner_trial(how, made["learner"], 0.5)
     except Busy as error:
         pytest.skip(str(error))
-    assert found.speed > 0.1 and found.hold_s < LATE_S and found.rest_s < LATE_S + 0.5 and found.distance < FAR, found
+    assert (
+        found.speed > 0.1
+        and found.hold_s < LATE_S
+        and found.rest_s < LATE_S + 0.5
+        and found.distance < FAR
+    ), found
     assert (found.lost, found.unwritten) == (0, 0)
-    assert learner.episodes >= 3 and (learner.lost, learner.records, learner.ended) == (0, 0, 0), learner
+    assert learner.episodes >= 3 and (learner.lost, learner.records, learner.ended) == (0, 0, 0), (
+        learner
+    )

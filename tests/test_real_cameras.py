@@ -1,4 +1,5 @@
-"""Cameras in processes of their own: the SDK's software device and recordings of it, files, and what goes wrong."""
+"""Cameras in processes of their own: the SDK's software device and recordings of it, files, and
+what goes wrong."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ WAITS = "camera wrist is gone"
 
 
 class Scripted:
-    """Numbered pictures at 50 a second; ``lost`` before the picture of that number, for as long as ``gone`` exists."""
+    """Numbered pictures at 50 a second; ``lost`` before the picture of that number, for as long
+    as ``gone`` exists."""
 
     def __init__(self, lost: int = -1, gone: str = "", hang: int = -1):
         self.lost, self.gone, self.hang, self.number = lost, gone, hang, 0
@@ -66,7 +68,7 @@ class Scripted:
     def close(self) -> None: ...
 
 
-# ---------------------------------------------------------------------------------------------------------------- RealSense
+# ---------------------------------------------------------------------------------------- RealSense
 def test_a_software_device_gives_its_numbers_stamps_and_pixels():
     device = realsense().SoftwareRealSense(48, 84)
     device.camera.open()
@@ -90,11 +92,15 @@ def test_depth_is_a_grey_picture_of_a_declared_range():
     assert (grabbed.device_no, grabbed.device_stamp) == (3, pytest.approx(1.5))
     assert grabbed.image.shape == (48, 84, 3) and grabbed.image.dtype == np.uint8
     assert (grabbed.image == grabbed.image[..., :1]).all(), "three equal channels"
-    assert grabbed.image[0, :6, 0].tolist() == [0, 255, 255, 1, 1, 1] and set(grabbed.image[1:].ravel()) == {128}
+    assert grabbed.image[0, :6, 0].tolist() == [0, 255, 255, 1, 1, 1] and set(
+        grabbed.image[1:].ravel()
+    ) == {128}
     smaller = fitted(grabbed.image, 24, 42, grabbed.mixes)
     assert not grabbed.mixes and set(smaller.ravel()) <= {0, 1, 128, 255}, "no other shade"
     device.camera.close()
-    with pytest.raises(ConfigError, match=r"no color pictures of stream_height=48 .*it offers no color stream"):
+    with pytest.raises(
+        ConfigError, match=r"no color pictures of stream_height=48 .*it offers no color stream"
+    ):
         module.RealSenseCamera(stream_height=48, stream_width=84, device=device.device).open()
 
 
@@ -135,7 +141,10 @@ def test_a_recording_plays_what_was_recorded(tmp_path):
     played.close()
     # two wait at most, so a busy machine may lose some; those that came are in order
     assert seen == sorted(set(seen)) and len(seen) >= 3 and set(seen) <= set(range(5, 15))
-    with pytest.raises(ConfigError, match=r"no color pictures of stream_height=480 x stream_width=640 at fps=30.*48 x 84"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no color pictures of stream_height=480 x stream_width=640 at fps=30.*48 x 84",
+    ):
         module.RealSenseCamera(file=str(path)).open()
 
 
@@ -150,21 +159,31 @@ def test_cameras_that_are_not_there_are_named(tmp_path):
 def test_a_simulated_arms_pictures_can_take_the_way_of_a_real_cameras(tmp_path):
     realsense()
     config = BodyConfig(
-        limits=str(LIMITS / "fake_point.yaml"), record=False, guard=False, camera_hz=20.0, camera_device="realsense"
+        limits=str(LIMITS / "fake_point.yaml"),
+        record=False,
+        guard=False,
+        camera_hz=20.0,
+        camera_device="realsense",
     )
-    with Body(tmp_path, config) as body, contextlib.closing(Client(body.socket, "viewer")) as client:
+    with (
+        Body(tmp_path, config) as body,
+        contextlib.closing(Client(body.socket, "viewer")) as client,
+    ):
         frames = watch(client, 5)
-    assert len({frame.device_no for frame in frames}) == 5 and {frame.camera for frame in frames} == {"front"}
+    assert len({frame.device_no for frame in frames}) == 5 and {
+        frame.camera for frame in frames
+    } == {"front"}
 
 
-# -------------------------------------------------------------------------------------------------------------------- others
+# ------------------------------------------------------------------------------------------- others
 def test_a_video_through_opencv_repeats_no_number_but_for_a_frozen_picture(tmp_path):
     import cv2
 
     from real.cameras.opencv import OpenCVCamera
 
     path = tmp_path / "video.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"FFV1"), 20, (84, 48))  # loses nothing
+    # loses nothing
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"FFV1"), 20, (84, 48))
     for number in (1, 2, 2, 3):
         writer.write(picture(number)[..., ::-1])
     writer.release()
@@ -198,12 +217,14 @@ def test_pictures_are_cut_to_the_shape_and_averaged_to_the_size():
     assert np.array_equal(fitted(image, 24, 24), np.full((24, 24, 3), 200))
     assert fitted(image, 48, 84) is image
     rows = np.arange(48, dtype=np.uint8)[:, None, None].repeat(84, 1).repeat(3, 2)
-    assert fitted(rows, 24, 42)[:, 0, 0].tolist() == pytest.approx([2 * i + 0.5 for i in range(24)], abs=0.5)
+    assert fitted(rows, 24, 42)[:, 0, 0].tolist() == pytest.approx(
+        [2 * i + 0.5 for i in range(24)], abs=0.5
+    )
     changes = Changes()
     assert [changes.number(image), changes.number(image.copy()), changes.number(rows)] == [0, 0, 1]
 
 
-# ---------------------------------------------------------------------------------------------------------------- processes
+# ---------------------------------------------------------------------------------------- processes
 def watch(client: Client, count: int, seconds: float = 30.0) -> list[Frame]:
     """The next ``count`` frames."""
     found, deadline = [], time.monotonic() + seconds
@@ -216,19 +237,34 @@ def watch(client: Client, count: int, seconds: float = 30.0) -> list[Frame]:
 
 
 def body(folder: Path, monkeypatch, record: bool = False, **options) -> Body:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    camera = CameraConfig.of("wrist", {"type": "test_real_cameras:Scripted", "height": 24, "width": 24, **options})
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    )
+    camera = CameraConfig.of(
+        "wrist", {"type": "test_real_cameras:Scripted", "height": 24, "width": 24, **options}
+    )
     limits = str(LIMITS / "fake_point.yaml")
     return Body(
         folder,
-        BodyConfig(limits=limits, guard=False, record=record, cameras={"wrist": camera}, supervisor={"frame_age_s": 1.0}),
+        BodyConfig(
+            limits=limits,
+            guard=False,
+            record=record,
+            cameras={"wrist": camera},
+            supervisor={"frame_age_s": 1.0},
+        ),
     )
 
 
-def test_a_cameras_pictures_reach_everybody_and_a_killed_one_is_started_again(tmp_path, monkeypatch):
+def test_a_cameras_pictures_reach_everybody_and_a_killed_one_is_started_again(
+    tmp_path, monkeypatch
+):
     with body(tmp_path, monkeypatch) as b:
         about = json.loads((b.run / "robot.json").read_text())
-        assert {"name": "wrist", "height": 24, "width": 24}.items() <= about["embodiment"]["cameras"][-1].items()
+        assert {"name": "wrist", "height": 24, "width": 24}.items() <= about["embodiment"][
+            "cameras"
+        ][-1].items()
         assert about["supervisor"]["cameras"] == ["wrist"]
         client, rings = Client(b.socket, "viewer"), Rings()
         frame = watch(client, 3)[-1]
@@ -244,9 +280,14 @@ def test_a_cameras_pictures_reach_everybody_and_a_killed_one_is_started_again(tm
         client.close()
 
 
-def test_the_arm_waits_for_a_camera_that_is_gone_and_the_record_has_its_pictures(tmp_path, monkeypatch):
+def test_the_arm_waits_for_a_camera_that_is_gone_and_the_record_has_its_pictures(
+    tmp_path, monkeypatch
+):
     with body(tmp_path, monkeypatch, record=True) as b:
-        operator, policy = Operator(b.socket), driver(b.socket, "fake", tmp_path / "driver.txt", "--sway")
+        operator, policy = (
+            Operator(b.socket),
+            driver(b.socket, "fake", tmp_path / "driver.txt", "--sway"),
+        )
         try:
             operator.watch(0.5)
             operator.drive()
@@ -255,7 +296,9 @@ def test_the_arm_waits_for_a_camera_that_is_gone_and_the_record_has_its_pictures
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline and not any(WAITS in str(m) for m in operator.seen):
                 operator.watch(0.2)
-            assert any(WAITS in m.value for m in operator.seen if isinstance(m, Notice)), "it waits, and says for what"
+            assert any(WAITS in m.value for m in operator.seen if isinstance(m, Notice)), (
+                "it waits, and says for what"
+            )
         finally:
             policy.kill()
             policy.wait()
@@ -298,23 +341,35 @@ def test_a_camera_that_cannot_start_says_why(tmp_path, monkeypatch):
 
 
 def test_options_of_cameras():
-    given = ["cameras.wrist=realsense", "cameras.wrist.serial=017322071142", "cameras.wrist.height=84"]
+    given = [
+        "cameras.wrist=realsense",
+        "cameras.wrist.serial=017322071142",
+        "cameras.wrist.height=84",
+    ]
     settings = compose(["robot=fake", *given])
     config = session.body_config(settings).cameras["wrist"]
     assert (config.type, config.height, config.width) == ("realsense", 84, 640)
     assert dict(config.options) == {"serial": "017322071142"}, "as it stands on the camera"
     for wrong, said in (
-        ("cameras.wrist=webcam", r"cameras\.wrist=webcam: there is no such camera, use one of realsense, opencv, lerobot"),
+        (
+            "cameras.wrist=webcam",
+            r"cameras\.wrist=webcam: there is no such camera, use one of realsense, opencv, lerobot",
+        ),
         ("cameras.wrist={type: opencv, height: 0}", r"cameras\.wrist\.height=0: give pixels"),
     ):
         with pytest.raises(ConfigError, match=said):
             session.body_config(compose(["robot=fake", wrong]))
     with pytest.raises(ConfigError, match="only a simulated arm has that"):
-        session.possible(compose(["robot=fake", "cameras.wrist=opencv"]), session.Asked(lockstep=True, episodes=1))
+        session.possible(
+            compose(["robot=fake", "cameras.wrist=opencv"]),
+            session.Asked(lockstep=True, episodes=1),
+        )
 
 
 def test_a_name_that_the_robot_has_itself_is_refused(tmp_path, monkeypatch):
     camera = CameraConfig.of("front", {"type": "opencv"})
-    config = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, cameras={"front": camera})
+    config = BodyConfig(
+        limits=str(LIMITS / "fake_point.yaml"), record=False, cameras={"front": camera}
+    )
     with pytest.raises(StartError, match=r"cameras\.front: .* has a camera of that name itself"):
         Body(tmp_path, config).__enter__()

@@ -1,4 +1,5 @@
-"""The console's server: who is let in, what a page may say, who has control, what is sent to whom."""
+"""The console's server: who is let in, what a page may say, who has control, what is sent to
+whom."""
 
 from __future__ import annotations
 
@@ -39,9 +40,10 @@ class Now:
         return self.t
 
 
-# ------------------------------------------------------------------------------------------------------ a page, in Python
+# -------------------------------------------------------------------------------- a page, in Python
 class Page:
-    """What the page's scripts do, as far as the server sees it. The page's clock is 1000 s ahead."""
+    """What the page's scripts do, as far as the server sees it. The page's clock is 1000 s
+    ahead."""
 
     AHEAD = 1000.0
 
@@ -91,7 +93,9 @@ class Page:
         await self.send("beat", echo=self.state["you"]["stamp"], seen=self.seen)
 
     async def input(self, dead_man: bool = True, axes=(0.5, 0, 0, 0, 0, 0), **changes) -> None:
-        await self.send("input", **{"d": dead_man, "a": list(axes), "g": 0, "keys": ["keyboard"]} | changes)
+        await self.send(
+            "input", **{"d": dead_man, "a": list(axes), "g": 0, "keys": ["keyboard"]} | changes
+        )
 
     async def event(self, name: str, value: str = "", **changes) -> None:
         await self.send("event", **{"name": name, "value": value, "at": self.now()} | changes)
@@ -105,7 +109,9 @@ class Page:
     async def until(self, holds, seconds: float = 20.0):
         end = time.monotonic() + seconds
         while not (found := holds()):
-            assert time.monotonic() < end, f"it did not become true; the page heard {self.said[-3:]}"
+            assert time.monotonic() < end, (
+                f"it did not become true; the page heard {self.said[-3:]}"
+            )
             await asyncio.sleep(0.01)
         return found
 
@@ -127,15 +133,22 @@ def scenario(work):
     return asyncio.run(work())
 
 
-# ------------------------------------------------------------------------------------------------------------- security
+# ----------------------------------------------------------------------------------------- security
 def test_who_is_let_in(session):
-    """No token, a wrong one, no cookie, another origin, none at all, a re-bound name, another port of this host."""
+    """No token, a wrong one, no cookie, another origin, none at all, a re-bound name, another
+    port of this host."""
 
     async def answer(method: str, path: str, cookie: bool, **headers: str) -> int:
-        cookies = {session.console.gate.cookie_name: session.console.gate.cookies["full"]} if cookie else {}
+        cookies = (
+            {session.console.gate.cookie_name: session.console.gate.cookies["full"]}
+            if cookie
+            else {}
+        )
         async with (
             aiohttp.ClientSession(cookies=cookies) as client,
-            client.request(method, session.address + path, headers=headers, allow_redirects=False) as found,
+            client.request(
+                method, session.address + path, headers=headers, allow_redirects=False
+            ) as found,
         ):
             return found.status
 
@@ -159,12 +172,22 @@ def test_who_is_let_in(session):
         assert await answer("GET", token, False, Host=f"evil.test:{port}") == 421
         assert await answer("GET", "/", True, Host=f"evil.test:{port}") == 421
         assert await answer("GET", "/", True, Host=f"localhost:{port + 1}") == 421
-        for origin in ({}, {"Origin": "http://evil.test"}, {"Origin": f"http://localhost:{port + 1}"}, {"Origin": "null"}):
+        for origin in (
+            {},
+            {"Origin": "http://evil.test"},
+            {"Origin": f"http://localhost:{port + 1}"},
+            {"Origin": "null"},
+        ):
             assert await answer("GET", "/ws", True, **origin, **upgrade) == 403
             assert await answer("POST", "/estop", True, **origin) == 403
         # the cookie is of localhost; a page that was opened as 127.0.0.1 is another origin
         assert await answer("GET", "/ws", True, Origin=f"http://127.0.0.1:{port}", **upgrade) == 403
-        for path in ("/page/../settings.py", "/page/%2e%2e/settings.py", "/page/settings.py", "/nothing"):
+        for path in (
+            "/page/../settings.py",
+            "/page/%2e%2e/settings.py",
+            "/page/settings.py",
+            "/nothing",
+        ):
             assert await answer("GET", path, True) == 404
         assert not session.stub.events("estop")
         assert await answer("POST", "/estop", True, Origin=here) == 204
@@ -179,11 +202,23 @@ def test_cookie_and_headers(session):
         async with aiohttp.ClientSession() as client:
             first = await client.get(session.console.url, allow_redirects=False)
             cookie = first.cookies[session.console.gate.cookie_name]
-            assert (first.headers["Location"], cookie["httponly"], cookie["samesite"]) == ("/", True, "Strict")
+            assert (first.headers["Location"], cookie["httponly"], cookie["samesite"]) == (
+                "/",
+                True,
+                "Strict",
+            )
             assert session.console.gate.tokens["full"] not in cookie.value
-            for answer in (first, await client.get(session.address + "/"), await client.get(session.address + "/nothing")):
+            for answer in (
+                first,
+                await client.get(session.address + "/"),
+                await client.get(session.address + "/nothing"),
+            ):
                 policy = answer.headers["Content-Security-Policy"]
-                assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+                assert (
+                    "default-src 'none'" in policy
+                    and "frame-ancestors 'none'" in policy
+                    and "unsafe" not in policy
+                )
                 assert f"connect-src 'self' ws://localhost:{session.console.gate.port};" in policy
                 assert "Access-Control-Allow-Origin" not in answer.headers
                 assert answer.headers["Cross-Origin-Opener-Policy"] == "same-origin"
@@ -207,7 +242,10 @@ def test_beyond_this_machine_only_with_tls(tmp_path):
 
 
 def test_an_address_that_is_taken_is_one_clear_error(session):
-    with pytest.raises(ConfigError, match=r"cannot listen on .*Set console\.port"), Session(port=session.console.gate.port):
+    with (
+        pytest.raises(ConfigError, match=r"cannot listen on .*Set console\.port"),
+        Session(port=session.console.gate.port),
+    ):
         pass
 
 
@@ -246,7 +284,9 @@ def test_replayed_malformed_and_oversized_messages(session):
         await page.until(lambda: "pages send text" in page.refusals()[-1])
         assert len(session.stub.inputs()) == count
         # from before: another page's recording, or a message that lay somewhere too long
-        await page.socket.send_str(page.text("input", d=True, a=[1] * 6, g=0, keys=[], t=page.now() - 5))
+        await page.socket.send_str(
+            page.text("input", d=True, a=[1] * 6, g=0, keys=[], t=page.now() - 5)
+        )
         await page.until(lambda: session.console.hub.counts["stale"] == 1)
         assert len(session.stub.inputs()) == count
         await page.socket.send_str("x" * (MAX_TEXT_BYTES + 1))
@@ -295,7 +335,7 @@ def test_there_are_only_so_many_pages():
         scenario(work)
 
 
-# -------------------------------------------------------------------------------------------------------------- control
+# ------------------------------------------------------------------------------------------ control
 def test_one_page_has_control_and_all_may_stop(session):
     async def work():
         first, second = await Page(session).open(), await Page(session).open()
@@ -314,7 +354,10 @@ def test_one_page_has_control_and_all_may_stop(session):
         await second.until(lambda: session.stub.modes.mode is Mode.PAUSED)
         assert not session.stub.inputs(), "who only watches moves nothing"
         await first.until(
-            lambda: first.state["s"]["control"] == {"page": "page 1", "who": "Ada", "lost": False, "viewers": 2}
+            lambda: (
+                first.state["s"]["control"]
+                == {"page": "page 1", "who": "Ada", "lost": False, "viewers": 2}
+            )
         )
         assert first.state["you"]["mine"] and not second.state["you"]["mine"]
         await second.event("estop", "page")
@@ -357,7 +400,9 @@ def test_a_link_that_watches_does_nothing_else(session):
 
 def test_an_operator_chooses_among_the_sessions_tasks(session):
     async def work():
-        session.console.hub.facts = Facts(("lift: lift the cube", "stack: stack the cubes"), "outputs/a/checkpoints/rl")
+        session.console.hub.facts = Facts(
+            ("lift: lift the cube", "stack: stack the cubes"), "outputs/a/checkpoints/rl"
+        )
         page = await Page(session).open()
         assert page.hello["tasks"] == ["lift: lift the cube", "stack: stack the cubes"]
         assert page.hello["checkpoint"] == "outputs/a/checkpoints/rl"
@@ -382,7 +427,11 @@ def test_why_it_paused_and_what_happened_survive_a_refusal_and_a_reload(session)
         reason = "clips all the time: workspace"
         session.call(lambda: session.stub.modes.ask("pause", By.SUPERVISOR, reason))
         where = {"epoch": 1, "tick": 1, "episode": 1}
-        session.call(lambda: session.stub.send(Notice, name="pause", value=reason, by="supervisor", mode="PAUSED", **where))
+        session.call(
+            lambda: session.stub.send(
+                Notice, name="pause", value=reason, by="supervisor", mode="PAUSED", **where
+            )
+        )
         why = f"pause: {reason} (supervisor)"
         await page.until(lambda: page.state["s"]["why"] == why)
         await page.event("arm")  # refused
@@ -409,7 +458,9 @@ def test_control_by_force_pauses_first_and_the_former_holder_is_told(session):
         assert session.stub.modes.mode is Mode.PAUSED
         await first.until(lambda: any(m.get("reason") == "Bo took control" for m in first.said))
         session.call(session.stub.other_takes_control)
-        await second.until(lambda: any(m.get("reason") == "teleop.mouse took control" for m in second.said))
+        await second.until(
+            lambda: any(m.get("reason") == "teleop.mouse took control" for m in second.said)
+        )
         assert not (await second.control())["mine"]
         await first.close()
         await second.close()
@@ -446,7 +497,11 @@ def test_what_reaches_the_supervisor_is_on_its_clock(session):
         taken = page.now()
         await page.input(axes=(1, -0.5, 0, 0, 0, 0.25), g=-1)
         sent = await page.until(lambda: session.stub.inputs())
-        assert sent[-1].axes == (1, -0.5, 0, 0, 0, 0.25) and sent[-1].gripper == -1 and sent[-1].dead_man
+        assert (
+            sent[-1].axes == (1, -0.5, 0, 0, 0, 0.25)
+            and sent[-1].gripper == -1
+            and sent[-1].dead_man
+        )
         assert sent[-1].lease == session.stub.token
         assert sent[-1].device_stamp == pytest.approx(taken, abs=0.2)
         assert sent[-1].expiry == pytest.approx(taken - page.AHEAD + 0.5, abs=0.05)
@@ -469,7 +524,9 @@ def test_a_lost_supervisor_is_shown_and_ends_control(session):
         session.call(lambda: setattr(session.stub, "mute", True))
         await page.until(lambda: page.state["s"]["robot"]["silent"])
         session.call(session.stub.link.close)
-        await page.until(lambda: page.state["s"]["control"]["lost"] and not page.state["you"]["mine"])
+        await page.until(
+            lambda: page.state["s"]["control"]["lost"] and not page.state["you"]["mine"]
+        )
         await page.event("estop", "page")
         await page.until(lambda: any("arm's own button" in reason for reason in page.refusals()))
         await page.close()
@@ -477,7 +534,7 @@ def test_a_lost_supervisor_is_shown_and_ends_control(session):
     scenario(work)
 
 
-# ---------------------------------------------------------------------------------------------------------------- video
+# -------------------------------------------------------------------------------------------- video
 def test_a_page_that_acknowledges_nothing_gets_four_pictures(session):
     async def work():
         page = await Page(session).open()
@@ -525,20 +582,23 @@ def test_a_picture_is_a_head_and_a_jpeg():
     assert Image.open(io.BytesIO(pack(0, 0, 0.0, picture[:, :, 0], 90)[24:])).mode == "L"
 
 
-# ------------------------------------------------------------------------------------------------------- what is computed
+# --------------------------------------------------------------------------------- what is computed
 def test_the_fastest_answer_tells_the_offset_of_a_clock():
     clock = PageClock()
     assert clock.here(5.0, 9.0) is None
-    clock.answer(sent=10.0, seen_at=110.4, page=110.4, received=10.5)  # trip 0.5: anything between 99.9 and 100.4
+    # trip 0.5: anything between 99.9 and 100.4
+    clock.answer(sent=10.0, seen_at=110.4, page=110.4, received=10.5)
     assert clock.offset == pytest.approx(100.15)
-    clock.answer(sent=11.0, seen_at=111.005, page=111.105, received=11.11)  # held for 0.1, trip 0.01
+    # held for 0.1, trip 0.01
+    clock.answer(sent=11.0, seen_at=111.005, page=111.105, received=11.11)
     assert clock.offset == pytest.approx(100.0) and clock.round_trip == pytest.approx(0.01)
     clock.answer(sent=12.0, seen_at=112.9, page=112.9, received=13.0)
     clock.answer(sent=12.0, seen_at=112.9, page=111.0, received=13.0)  # held for less than nothing
     assert clock.offset == pytest.approx(100.0)
     assert clock.here(112.5, 13.0) == pytest.approx(12.5)
     assert clock.here(120.0, 13.0) == 13.0, "never in the future"
-    clock.answer(sent=40.0, seen_at=141.01, page=141.01, received=40.02)  # the window forgets the old ones
+    # the window forgets the old ones
+    clock.answer(sent=40.0, seen_at=141.01, page=141.01, received=40.02)
     assert clock.offset == pytest.approx(101.0)
 
 
@@ -552,17 +612,49 @@ def test_a_rate_fills_up_to_its_burst():
     assert sum(rate.allow() for _ in range(9)) == 3
 
 
-@given(st.text(max_size=300) | st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
-       lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["k", "c", "n", "t", "d", "a", "g", "keys", "name"]), x),
-       max_leaves=20).map(json.dumps))  # fmt: skip
+@given(
+    st.text(max_size=300)
+    | st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
+        lambda x: (
+            st.lists(x)
+            | st.dictionaries(
+                st.sampled_from(["k", "c", "n", "t", "d", "a", "g", "keys", "name"]), x
+            )
+        ),
+        max_leaves=20,
+    ).map(json.dumps)
+)
 def test_noise_is_one_clear_error(text):
     with pytest.raises(wire.PageError):
         wire.parse(text, "nonce")
 
 
 def _state(**changes) -> State:
-    vectors = ("proprio", "pose", "joints", "wrench", "policy", "human", "sent", "reference", "clipped", "faults")
-    numbers = ("tick", "epoch", "episode", "step", "gripper", "measured", "queue", "gate", "lateness", "overruns")
+    vectors = (
+        "proprio",
+        "pose",
+        "joints",
+        "wrench",
+        "policy",
+        "human",
+        "sent",
+        "reference",
+        "clipped",
+        "faults",
+    )
+    numbers = (
+        "tick",
+        "epoch",
+        "episode",
+        "step",
+        "gripper",
+        "measured",
+        "queue",
+        "gate",
+        "lateness",
+        "overruns",
+    )
     fields = dict.fromkeys(vectors, ()) | dict.fromkeys(numbers, 0)
     fields |= {"mode": "AUTO", "holder": "", "policy_version": "", "decision": -1, "index": -1}
     fields |= dict.fromkeys(("step_done", "is_human", "holding", "slow", "estop"), False)
@@ -573,7 +665,8 @@ def test_the_share_of_human_steps():
     share = display.Share()
     for step, human in enumerate([False, True, True, False, True]):
         share.add(_state(episode=1, step=step, step_done=True, is_human=human))
-        share.add(_state(episode=1, step=step, step_done=False, is_human=human))  # a tick within the step
+        # a tick within the step
+        share.add(_state(episode=1, step=step, step_done=False, is_human=human))
     assert share.shown() == {"episode": 3 / 5, "session": 3 / 5, "takeovers": 2}
     for step in range(5):
         share.add(_state(episode=2, step=step, step_done=True))
@@ -584,17 +677,34 @@ def test_frozen_and_lost_pictures_are_counted():
     camera = display.Camera("front")
     make = Writer("camera.front", lambda: 0.0).make
     for number, capture in [(10, 1.0), (11, 1.1), (14, 1.2), (14, 1.3), (13, 1.4)]:
-        camera.add(make(Frame, camera="front", ring="", slot=0, number=0, device_no=number, capture=capture,
-                        device_stamp=0.0, height=1, width=1, channels=3))  # fmt: skip
+        camera.add(
+            make(
+                Frame,
+                camera="front",
+                ring="",
+                slot=0,
+                number=0,
+                device_no=number,
+                capture=capture,
+                device_stamp=0.0,
+                height=1,
+                width=1,
+                channels=3,
+            )
+        )
     assert camera.shown(1.5) == {"name": "front", "age": 0.3, "fps": 10.0, "lost": 2, "frozen": 2}
 
 
 def test_numbers_without_end_and_faults_are_shown():
     shown = display.Display(ConsoleConfig(folder="/no/such/folder"), lambda: 5.0)
-    shown.hear_state(_state(pose=(math.inf, 1.0, 2.0, 1.0, 0.0, 0.0, 0.0), faults=("robot lost",), mode="FAULT"))
+    shown.hear_state(
+        _state(pose=(math.inf, 1.0, 2.0, 1.0, 0.0, 0.0, 0.0), faults=("robot lost",), mode="FAULT")
+    )
     found = json.loads(shown.text({}))
     assert found["robot"]["pose"][:2] == [None, 1.0]
-    assert found["robot"]["faults"][0]["remedy"] == remedy("robot lost") and "cable" in remedy("robot lost")
+    assert found["robot"]["faults"][0]["remedy"] == remedy("robot lost") and "cable" in remedy(
+        "robot lost"
+    )
     assert found["robot"]["may"] == ["ack"]
     assert found["disk"] == {"gb": None, "low": True}
 
@@ -608,7 +718,10 @@ def test_a_call_for_help_stands_until_the_arm_practises_again():
     shown.hear_note("help is wanted: 3 resets in a row have failed: put things back")
     now[0] += 40.0  # a reminder is late
     shown.hear_state(_state(mode="HUMAN"))
-    wanted = "Help is wanted: 3 resets in a row have failed: put things back. Take control, help, and give control up."
+    wanted = (
+        "Help is wanted: 3 resets in a row have failed: put things back. Take control, help, and "
+        "give control up."
+    )
     assert calls() == wanted
     shown.hear_state(_state(mode="AUTO"))
     assert calls() == ""
@@ -624,10 +737,23 @@ def test_episodes_are_counted_and_a_label_goes_to_the_one_that_it_means():
     def notice(name: str, stamp: float, episode: int, value: str = "") -> None:
         make = Writer("supervisor", lambda: stamp).make
         mode = "AUTO" if name == "begin" else "READY"
-        shown.hear_notice(make(Notice, name=name, value=value, by="ada", mode=mode, epoch=1, tick=1, episode=episode))
+        shown.hear_notice(
+            make(
+                Notice,
+                name=name,
+                value=value,
+                by="ada",
+                mode=mode,
+                epoch=1,
+                tick=1,
+                episode=episode,
+            )
+        )
 
     def label(value: str, at: float) -> None:
-        shown.hear_event(Writer("console", lambda: at).make(Event, name="label", value=value, at=at, lease=""))
+        shown.hear_event(
+            Writer("console", lambda: at).make(Event, name="label", value=value, at=at, lease="")
+        )
 
     notice("begin", 10.0, 1, "lift: lift the cube")
     label("success", 12.0)
@@ -645,7 +771,9 @@ def test_episodes_are_counted_and_a_label_goes_to_the_one_that_it_means():
     assert json.loads(shown.text({}))["task"] == "lift: lift the cube"
     late = display.Display(ConsoleConfig(), lambda: 5.0)  # a console that is started in an episode
     late.hear_state(_state(mode="AUTO", episode=7))
-    late.hear_event(Writer("console", lambda: 3.0).make(Event, name="label", value="success", at=3.0, lease=""))
+    late.hear_event(
+        Writer("console", lambda: 3.0).make(Event, name="label", value="success", at=3.0, lease="")
+    )
     late.hear_state(_state(mode="READY", episode=7))
     assert late.counts()["successes"] == 1
 
@@ -655,8 +783,14 @@ def test_every_event_of_the_table_can_be_asked_for_by_a_page():
 
 
 def test_the_process_of_the_console_imports_no_torch():
-    code = "import sys, real.console.server; print(sorted({'torch', 'lerobot', 'mujoco'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    code = (
+        "import sys, real.console.server; print(sorted({'torch', 'lerobot', 'mujoco'} & "
+        "set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
 def test_the_process_ends_with_its_supervisor():
@@ -676,14 +810,17 @@ def test_the_process_ends_with_its_supervisor():
     assert said and "token=" in said[0]
 
 
-# ------------------------------------------------------------------------------------------- before the real supervisor
+# ----------------------------------------------------------------------- before the real supervisor
 def test_with_the_real_supervisor_and_its_simulated_arm(tmp_path):
-    """The page takes control, drives the arm by hand, stops it, and brings it back; pictures come out of the ring."""
+    """The page takes control, drives the arm by hand, stops it, and brings it back; pictures
+    come out of the ring."""
     from test_real_body import LIMITS
 
     from real.body import Body, BodyConfig
 
-    config = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0, guard=False, record=False)
+    config = BodyConfig(
+        limits=str(LIMITS / "fake_point.yaml"), camera_hz=20.0, guard=False, record=False
+    )
     with Body(tmp_path, config) as body:
         console_config = tmp_path / "console.json"
         options = {"port": 0, "silence_s": 5.0, "input_expiry_s": 0.5, "event_age_s": 5.0}
@@ -694,7 +831,9 @@ def test_with_the_real_supervisor_and_its_simulated_arm(tmp_path):
             url = process.stdout.readline().strip()
             console = types.SimpleNamespace(url=url)
             try:
-                asyncio.run(_drive(types.SimpleNamespace(console=console, address=url.partition("/?")[0])))
+                asyncio.run(
+                    _drive(types.SimpleNamespace(console=console, address=url.partition("/?")[0]))
+                )
             finally:
                 process.terminate()
         assert process.returncode == 0
@@ -730,7 +869,9 @@ async def _drive(session) -> None:
     assert robot()["faults"][0]["name"] == "e-stop (console)"
     for name, mode in (("estop_clear", "FAULT"), ("ack", "IDLE"), ("arm", "READY")):
         await page.event(name)
-        await page.until(lambda name=name, mode=mode: robot()["mode"] == mode and not robot()["estop"])
+        await page.until(
+            lambda name=name, mode=mode: robot()["mode"] == mode and not robot()["estop"]
+        )
     assert robot()["slow"]
     await page.close()
 
@@ -744,8 +885,19 @@ def test_pictures_of_a_ring_that_is_gone_are_none():
     make = Writer("camera.front", lambda: 0.0).make
 
     def frame(slot: int, number: int, ring: str = writer.address) -> Frame:
-        return make(Frame, camera="front", ring=ring, slot=slot, number=number, device_no=number, capture=0.0,
-                    device_stamp=0.0, height=4, width=6, channels=3)  # fmt: skip
+        return make(
+            Frame,
+            camera="front",
+            ring=ring,
+            slot=slot,
+            number=number,
+            device_no=number,
+            capture=0.0,
+            device_stamp=0.0,
+            height=4,
+            width=6,
+            channels=3,
+        )
 
     slot = writer.write(picture, 7)
     np.testing.assert_array_equal(rings(frame(slot, 7)), picture)

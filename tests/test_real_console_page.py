@@ -1,4 +1,5 @@
-"""The page in a real browser (Debian's chromium, driven by playwright), before a small supervisor with the real messages."""
+"""The page in a real browser (Debian's chromium, driven by playwright), before a small
+supervisor with the real messages."""
 
 from __future__ import annotations
 
@@ -18,12 +19,24 @@ from real.modes import Mode
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium (apt install chromium)"),
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="needs the package playwright"),
-    pytest.mark.filterwarnings("default"),  # of playwright and its event loop, which ends after the test
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs the browser chromium (apt install chromium)"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("playwright") is None, reason="needs the package playwright"
+    ),
+    # of playwright and its event loop, which ends after the test
+    pytest.mark.filterwarnings("default"),
 ]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-# Limits that a test machine with one busy core can keep; what is asserted here is never how long something takes.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# Limits that a test machine with one busy core can keep; what is asserted here is never how long
+# something takes.
 PATIENT = {"silence_s": 5.0, "link_silence_s": 5.0, "stale_image_s": 5.0, "input_expiry_s": 0.5}
 PATIENT |= {"event_age_s": 5.0, "state_hz": 5.0}
 FRAME_EVERY = 20  # ticks of the stub, 0.4 s: a browser without a GPU draws on the same core
@@ -43,7 +56,9 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=[*FLAGS, "--no-first-run"])
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM, headless=True, args=[*FLAGS, "--no-first-run"]
+        )
         yield found
         found.close()
 
@@ -231,10 +246,12 @@ def test_drive_by_gamepad_and_pull_its_plug(browser, session):
     until(lambda: stub.modes.mode is Mode.HUMAN and stub.position[0] > 0.01)
     assert stub.inputs()[-1].axes[0] == 1 and "gamepad" in stub.inputs()[-1].keys
     page.evaluate("() => { pad.axes = [0.1, 0, 0, 0]; pad.buttons[6].pressed = true; }")
-    until(lambda: stub.inputs()[-1].axes == (0,) * 6 and stub.inputs()[-1].gripper == 1)  # in the dead-zone
+    # in the dead-zone
+    until(lambda: stub.inputs()[-1].axes == (0,) * 6 and stub.inputs()[-1].gripper == 1)
     page.evaluate("() => { padThere = false; dispatchEvent(new Event('gamepaddisconnected')); }")
     until(lambda: not stub.inputs()[-1].dead_man)
-    page.evaluate("() => { padThere = true; pad.axes = [0, -1, 0, 0]; }")  # back, with its button held
+    # back, with its button held
+    page.evaluate("() => { padThere = true; pad.axes = [0, -1, 0, 0]; }")
     page.wait_for_timeout(300)
     assert not stub.inputs()[-1].dead_man, "the dead-man has to be pressed anew"
     page.evaluate(press, [5, False])
@@ -247,7 +264,12 @@ def test_drive_by_gamepad_and_pull_its_plug(browser, session):
 
 
 def test_drive_by_finger_on_a_phone(browser, session):
-    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 1}
+    phone = {
+        "viewport": {"width": 390, "height": 844},
+        "has_touch": True,
+        "is_mobile": True,
+        "device_scale_factor": 1,
+    }
     page, stub = opened(browser, session, **phone), session.stub
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#control").tap()
@@ -263,14 +285,20 @@ def test_drive_by_finger_on_a_phone(browser, session):
     box = pad.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     touch = page.context.new_cdp_session(page)
-    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+    touch.send(
+        "Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]}
+    )
     until(lambda: stub.modes.mode is Mode.HUMAN)
-    touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [{"x": x, "y": y - 40}]})
+    touch.send(
+        "Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [{"x": x, "y": y - 40}]}
+    )
     until(lambda: stub.position[0] > 0.005)
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     until(lambda: not stub.inputs()[-1].dead_man)
     estop = page.locator("#estop").bounding_box()
-    assert estop["y"] >= 0 and estop["y"] + estop["height"] <= 844 and estop["width"] > 300, "always on the screen"
+    assert estop["y"] >= 0 and estop["y"] + estop["height"] <= 844 and estop["width"] > 300, (
+        "always on the screen"
+    )
     seen = "[...document.querySelectorAll('button')].filter(b => b.offsetParent)"
     assert page.evaluate(f"Math.min(...{seen}.map(b => b.getBoundingClientRect().height))") >= 24
     page.locator("#estop").tap()
@@ -298,7 +326,10 @@ def test_a_lost_network_is_shown_and_locks_the_controls(browser, session):
     page.context.set_offline(True)
     shows(page, "#lost", "LINK LOST")
     until(lambda: stub.modes.mode is Mode.PAUSED)
-    assert stub.events("pause")[-1].value in ("the operator's page was silent", "the operator's page was closed")
+    assert stub.events("pause")[-1].value in (
+        "the operator's page was silent",
+        "the operator's page was closed",
+    )
     assert page.locator("[data-do]:enabled").count() == 0
     assert page.locator("#estop").is_enabled()
     picture(page, "lost")
@@ -343,11 +374,19 @@ def test_a_call_for_help_stands_on_every_page_that_opens(browser, session):
     """Also on one that opens after it, until the arm practises again."""
     stub = session.stub
     note = Writer("launcher", stub.writer.clock).make(
-        Event, name="note", lease="", at=0.0, value="help is wanted: 3 resets in a row have failed: put things back"
+        Event,
+        name="note",
+        lease="",
+        at=0.0,
+        value="help is wanted: 3 resets in a row have failed: put things back",
     )
     session.call(lambda: stub.send_on(note))
     page = opened(browser, session, viewport={"width": 1280, "height": 860})
-    shows(page, "#help", "Help is wanted: 3 resets in a row have failed: put things back. Take control")
+    shows(
+        page,
+        "#help",
+        "Help is wanted: 3 resets in a row have failed: put things back. Take control",
+    )
     picture(page, "help")
     in_control(page, session, "p")
     hidden(page, "#help")
@@ -368,7 +407,9 @@ def renderers() -> list[int]:
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
-                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(place.name)] = int(
+                    (place / "stat").read_text().rpartition(")")[2].split()[1]
+                )
                 lines[int(place.name)] = (place / "cmdline").read_bytes()
             except OSError:
                 continue
@@ -380,4 +421,6 @@ def renderers() -> list[int]:
                 return True
         return False
 
-    return [process for process, line in lines.items() if b"--type=renderer" in line and mine(process)]
+    return [
+        process for process, line in lines.items() if b"--type=renderer" in line and mine(process)
+    ]

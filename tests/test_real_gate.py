@@ -1,4 +1,5 @@
-"""The gate: what each stage does to one request, and that nothing gets through it against a simulated arm."""
+"""The gate: what each stage does to one request, and that nothing gets through it against a
+simulated arm."""
 
 from __future__ import annotations
 
@@ -15,24 +16,51 @@ from real_helpers import DT, LIMITS, Clock, point_limits, point_robot
 
 from benchmarks.robot.gate import Judge
 from real import limits as limit_files
-from real.gate import AGE, FINITE, FORCE, GRIPPER, IK, JOINTS, RATE, STAGES, STEP, WORKSPACE, Gate, Request
+from real.gate import (
+    AGE,
+    FINITE,
+    FORCE,
+    GRIPPER,
+    IK,
+    JOINTS,
+    RATE,
+    STAGES,
+    STEP,
+    WORKSPACE,
+    Gate,
+    Request,
+)
 from real.limits import Box, Limits, LimitsError
 from real.robots import remote
 from real.robots.protocol import Capabilities, Measured
 from real.rotations import difference, from_vector, multiply, to_vector
 from vla_rl.errors import ConfigError
 
-LOOSE = Limits(speed=1.0, acceleration=1e6, jerk=1e9, step=0.1, rotation_speed=1.0, rotation_step=0.5)
+LOOSE = Limits(
+    speed=1.0, acceleration=1e6, jerk=1e9, step=0.1, rotation_speed=1.0, rotation_step=0.5
+)
 DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 
 
-def at(position=(0.0, 0.0, 0.3), wrench=(0.0,) * 6, jacobian=None, joints=(0.0, 0.0, 0.3)) -> Measured:
+def at(
+    position=(0.0, 0.0, 0.3), wrench=(0.0,) * 6, jacobian=None, joints=(0.0, 0.0, 0.3)
+) -> Measured:
     p = np.array(position, dtype=float)
-    return Measured(0.0, p, DOWN, np.array(joints, dtype=float), np.zeros(3), 1.0, np.array(wrench), p, jacobian)
+    return Measured(
+        0.0, p, DOWN, np.array(joints, dtype=float), np.zeros(3), 1.0, np.array(wrench), p, jacobian
+    )
 
 
-def gate(limits: Limits = LOOSE, gain: float = 0.0, turns: bool = False, kind: str = "cartesian", **changes) -> Gate:
-    return Gate(dataclasses.replace(limits, **changes), Capabilities(kind=kind, gain=gain), turns, DT)
+def gate(
+    limits: Limits = LOOSE,
+    gain: float = 0.0,
+    turns: bool = False,
+    kind: str = "cartesian",
+    **changes,
+) -> Gate:
+    return Gate(
+        dataclasses.replace(limits, **changes), Capabilities(kind=kind, gain=gain), turns, DT
+    )
 
 
 def to(*position: float, **more) -> Request:
@@ -51,14 +79,20 @@ def test_a_goal_that_no_limit_touches_goes_through_unchanged():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_not_finite_is_refused(bad):
-    for request in (to(bad, 0.0, 0.0), Request(bad if bad != 1e300 else math.nan, np.zeros(3)), to(0.0, 0.0)):
+    for request in (
+        to(bad, 0.0, 0.0),
+        Request(bad if bad != 1e300 else math.nan, np.zeros(3)),
+        to(0.0, 0.0),
+    ):
         passed = gate()(request, at(), 0.0)
         assert passed.reference is None and passed.mask == only(FINITE)
 
 
 def test_an_old_observation_is_refused_and_a_persons_request_has_none():
     old = gate()(to(0.0, 0.0, 0.3, obs_stamp=9.0), at(), 9.5)
-    assert old.reference is None and old.mask == only(AGE) and old.amounts[AGE] == pytest.approx(0.3)
+    assert (
+        old.reference is None and old.mask == only(AGE) and old.amounts[AGE] == pytest.approx(0.3)
+    )
     assert gate()(to(0.0, 0.0, 0.3, obs_stamp=9.4), at(), 9.5).reference is not None
     assert gate()(to(0.0, 0.0, 0.3), at(), 1e6).reference is not None
 
@@ -72,12 +106,15 @@ def test_step_is_kept_around_the_measured_pose():
 def test_rotations_are_clipped_by_their_angle():
     goal = multiply(from_vector(np.array([0.0, 0.0, 2.0])), DOWN)
     passed = gate(gain=1.0, turns=True)(Request(0.0, at().position, goal), at(), 0.0)
-    np.testing.assert_allclose(difference(passed.reference.quaternion, DOWN), [0.0, 0.0, 0.5], atol=1e-9)
+    np.testing.assert_allclose(
+        difference(passed.reference.quaternion, DOWN), [0.0, 0.0, 0.5], atol=1e-9
+    )
     assert passed.mask == only(STEP)
 
 
 def test_speed_acceleration_and_jerk_by_hand():
-    """From rest with 4 m/s² and 200 m/s³ at 100 Hz: the acceleration grows by 2 per tick, 0.02 m/s of speed each."""
+    """From rest with 4 m/s² and 200 m/s³ at 100 Hz: the acceleration grows by 2 per tick, 0.02
+    m/s of speed each."""
     slow = gate(speed=0.5, acceleration=4.0, jerk=200.0)
     speeds = [slow(to(0.09, 0.0, 0.3), at(), 0.0) and slow.velocity[0] for _ in range(4)]
     np.testing.assert_allclose(speeds, [0.02, 0.06, 0.10, 0.14])
@@ -93,17 +130,25 @@ def test_after_a_fault_it_is_slow():
 
 def test_a_wall_takes_the_normal_part_alone():
     g = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)))
-    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)  # the hand is at the wall x = 0, which begins 1.5 / (2 · 1e6) m earlier
+    # the hand is at the wall x = 0, which begins 1.5 / (2 · 1e6) m earlier
+    passed = g(to(0.05, 0.05, 0.3), at(), 0.0)
     np.testing.assert_allclose(passed.reference.position, [-4 * 7.5e-7, 0.05, 0.3], atol=1e-9)
     assert passed.mask == only(WORKSPACE)
 
 
 def test_an_arm_that_drifts_through_a_wall_is_pulled_back_gently():
     box = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0))
-    for beyond, wanted in ((0.001, 4 * 6.0 * 0.001), (0.02, 0.3 * 1.0), (0.09, 0.3 * 1.0), (0.11, 0.0)):
+    for beyond, wanted in (
+        (0.001, 4 * 6.0 * 0.001),
+        (0.02, 0.3 * 1.0),
+        (0.09, 0.3 * 1.0),
+        (0.11, 0.0),
+    ):
         g = gate(gain=6.0, box=box, slow=0.3)
         g(to(beyond + 0.05, 0.05, 0.3), at((beyond, 0.0, 0.3)), 0.0)
-        assert g.velocity[0] == pytest.approx(-wanted, abs=2e-5), "at most at the share that is left after a fault"
+        assert g.velocity[0] == pytest.approx(-wanted, abs=2e-5), (
+            "at most at the share that is left after a fault"
+        )
         assert g.velocity[1] == pytest.approx(6.0 * 0.05), "it still slides along"
     keep_out = (Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),)
     g = gate(gain=6.0, keep_out=keep_out)
@@ -115,21 +160,27 @@ def test_an_arm_that_drifts_through_a_wall_is_pulled_back_gently():
 
 
 def test_a_wall_counts_from_where_an_arm_would_come_to_rest():
-    """At 0.24 m/s towards the wall, a critically damped arm of gain 6 still goes 0.24 / 24 m: four fifths of the way."""
+    """At 0.24 m/s towards the wall, a critically damped arm of gain 6 still goes 0.24 / 24 m:
+    four fifths of the way."""
     box = Box((-1.0, -1.0, 0.0), (0.0125, 1.0, 1.0))
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
     for speed, wanted in ((0.0, 6.0 * 0.0125), (0.24, 6.0 * 0.0025)):
-        moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
+        moving = dataclasses.replace(
+            at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0])
+        )
         g = gate(gain=6.0, box=box)
         g(to(0.05, 0.0, 0.3), moving, 0.0)
         assert g.velocity[0] == pytest.approx(wanted, abs=2e-5)
 
 
 def test_an_arm_that_is_faster_than_its_target_is_held_back():
-    """What its joints do to each other can push it on: the target gives way by 8 times the excess over 0.95 · 0.3 m/s."""
+    """What its joints do to each other can push it on: the target gives way by 8 times the
+    excess over 0.95 · 0.3 m/s."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
     for speed, wanted in ((0.28, 0.285), (0.295, 0.285 - 8 * 0.01), (0.3, 0.285 - 8 * 0.015)):
-        moving = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0]))
+        moving = dataclasses.replace(
+            at(jacobian=jacobian), joint_velocity=np.array([speed, 0.0, 0.0])
+        )
         g = gate(gain=6.0, speed=0.3)
         g(to(0.09, 0.0, 0.3), moving, 0.0)
         np.testing.assert_allclose(g.velocity[:3], [wanted, 0.0, 0.0], atol=1e-9)
@@ -143,13 +194,18 @@ def test_a_target_that_gives_way_stays_within_the_step():
     np.testing.assert_allclose(passed.reference.position, [0.0, -0.06, 0.3])
 
 
-WHOLE = np.vstack([np.hstack([np.eye(3), np.zeros((3, 3))]), np.hstack([np.zeros((3, 3)), np.eye(3)])])  # six joints
+# six joints
+WHOLE = np.vstack(
+    [np.hstack([np.eye(3), np.zeros((3, 3))]), np.hstack([np.zeros((3, 3)), np.eye(3)])]
+)
 
 
 def moving(speeds, stamp: float = 0.0) -> Measured:
     """Three joints move the hand by 1 m each rad, three turn it."""
     return dataclasses.replace(
-        at(jacobian=WHOLE, joints=(0.0,) * 6), joint_velocity=np.array(speeds, dtype=float), stamp=stamp
+        at(jacobian=WHOLE, joints=(0.0,) * 6),
+        joint_velocity=np.array(speeds, dtype=float),
+        stamp=stamp,
     )
 
 
@@ -164,7 +220,8 @@ def moving(speeds, stamp: float = 0.0) -> Measured:
         ((0.29, 0, 0, 0, 0, 0), (0.24, 0, 0, 0, 0, 0), None),
         (None, (0, 0, 0, 0, 2.1, 0), IK),  # a joint: 2 rad/s
         ((0, 0, 0, 0, 0, -1.5), (0, 0, 0, 0, 0, -1.8), IK),
-        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.8), IK),  # it slows down, and is not slow yet (0.8 of the limit)
+        # it slows down, and is not slow yet (0.8 of the limit)
+        ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.8), IK),
         ((0, 0, 0, 0, 0, -2.5), (0, 0, 0, 0, 0, -1.5), None),
         (None, (0, 0, 0, 1.9, 1.9, 1.9), RATE),  # 3.29 rad/s of 3
         (None, (0, 0, 0, 1.6, 1.6, 1.6), None),
@@ -182,12 +239,15 @@ def test_an_arm_that_will_be_too_fast_brakes_whatever_was_asked(before, now, sta
 
 
 def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
-    """A turn at 3 rad/s from rest accelerates by 4 · 6 · 3 a second: in a tick 0.72 rad/s. Of the joint's 0.6 half as much
-    again is counted, 1.08: five ninths are left. Of the hand's 0.95 · 0.3 a half (m) is, 0.36. What a new target
-    asks of the hand itself, in a tick 4 · 6 · 0.01 of its change, is not left for the turn."""
+    """A turn at 3 rad/s from rest accelerates by 4 · 6 · 3 a second: in a tick 0.72 rad/s. Of the
+    joint's 0.6 half as much again is counted, 1.08: five ninths are left. Of the hand's 0.95 · 0.3
+    a half (m) is, 0.36. What a new target asks of the hand itself, in a tick 4 · 6 · 0.01 of its
+    change, is not left for the turn."""
     goal = multiply(from_vector(np.array([0.0, 0.0, 0.5])), DOWN)
     for joint_speed, wanted in ((2.0, 3.0 * 0.285 / 0.36), (0.6, 3.0 * 0.6 / 1.08)):
-        g = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, joint_speed=9.0)
+        g = gate(
+            gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, joint_speed=9.0
+        )
         g.ahead.limits = dataclasses.replace(g.limits, joint_speed=joint_speed)
         g._by_joints = lambda velocity, measured, work: velocity  # (which limits what is commanded)
         assert g(Request(0.0, at().position, goal), moving((0.0,) * 6), 0.0).reference is not None
@@ -195,14 +255,38 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
     fast = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5)
     fast(Request(0.0, at().position, goal), moving((0.26, 0, 0, 0, 0, 0)), 0.0)
     assert fast.velocity[5] == pytest.approx(3.0 * 0.025 / 0.36, abs=1e-3), "0.025 m/s are left"
-    low = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, box=Box((-1, -1, 0.0), (1, 1, 1)))
+    low = gate(
+        gain=6.0,
+        turns=True,
+        speed=0.3,
+        rotation_speed=4.0,
+        rotation_step=0.5,
+        box=Box((-1, -1, 0.0), (1, 1, 1)),
+    )
     there = np.array([0.0, 0.0, 0.02])
     low(Request(0.0, there, goal), dataclasses.replace(moving((0.0,) * 6), position=there), 0.0)
-    assert low.velocity[5] == pytest.approx(3.0 * 0.24 / 0.36, abs=1e-3), "12/s of the 2 cm to the wall"
-    both = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, step=0.1, acceleration=1e3, jerk=1e9)
-    both(Request(0.0, at().position + np.array([0.03, 0.0, 0.0]), goal), moving((0.2, 0, 0, 0, 0, 0)), 0.0)
+    assert low.velocity[5] == pytest.approx(3.0 * 0.24 / 0.36, abs=1e-3), (
+        "12/s of the 2 cm to the wall"
+    )
+    both = gate(
+        gain=6.0,
+        turns=True,
+        speed=0.3,
+        rotation_speed=4.0,
+        rotation_step=0.5,
+        step=0.1,
+        acceleration=1e3,
+        jerk=1e9,
+    )
+    both(
+        Request(0.0, at().position + np.array([0.03, 0.0, 0.0]), goal),
+        moving((0.2, 0, 0, 0, 0, 0)),
+        0.0,
+    )
     assert both.velocity[0] == pytest.approx(0.18, abs=1e-3), "6/s of 3 cm"
-    assert both.velocity[5] == pytest.approx(3.0 * (0.085 - 0.24 * 0.18) / 0.36, abs=2e-3), "0.085 m/s, less its own share"
+    assert both.velocity[5] == pytest.approx(3.0 * (0.085 - 0.24 * 0.18) / 0.36, abs=2e-3), (
+        "0.085 m/s, less its own share"
+    )
 
 
 @pytest.mark.parametrize("gain", [0.0, 6.0])
@@ -217,7 +301,9 @@ def test_an_arm_whose_speed_is_no_number_is_too_fast(place, bad, gain):
     else:
         jacobian[where[place]] = bad
     for position in ((0.0, 0.0, 0.3), (0.999, 0.0, 0.3)):
-        g = gate(gain=gain, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)), speed=0.3, acceleration=1.0)
+        g = gate(
+            gain=gain, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)), speed=0.3, acceleration=1.0
+        )
         seen = dataclasses.replace(at(position, jacobian=jacobian), joint_velocity=velocity)
         with np.errstate(all="ignore"):
             passed = g(to(1.05, 0.0, 0.3), seen, 0.0)
@@ -227,22 +313,30 @@ def test_an_arm_whose_speed_is_no_number_is_too_fast(place, bad, gain):
 def test_an_arm_that_tells_no_joint_velocities_is_led_too():
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
     silent = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.empty(0))
-    passed = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)))(to(0.02, 0.0, 0.3), silent, 0.0)
+    passed = gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)))(
+        to(0.02, 0.0, 0.3), silent, 0.0
+    )
     np.testing.assert_allclose(passed.reference.position, [0.02, 0.0, 0.3])
 
 
 def test_a_box_without_room_to_stop_in_is_refused():
     """Both walls would ask the hand to come back at once. Braking takes 0.3² / 2 = 0.045 m."""
     box = Box((-1.0, -1.0, 0.0), (1.0, 1.0, 0.13))
-    with pytest.raises(ConfigError, match=r"limits\.box is 0\.13 m wide .* wider than 0\.135 m, lower the speed"):
+    with pytest.raises(
+        ConfigError, match=r"limits\.box is 0\.13 m wide .* wider than 0\.135 m, lower the speed"
+    ):
         gate(gain=6.0, box=box, speed=0.3, acceleration=1.0)
     gate(gain=6.0, box=Box((-1.0, -1.0, 0.0), (1.0, 1.0, 0.14)), speed=0.3, acceleration=1.0)
     gate(box=box, speed=0.3, acceleration=1.0)  # one that follows closely needs none
 
 
 def test_an_arm_at_a_wall_may_be_less_fast_in_all_directions():
-    """All of it a braking distance (0.3² / 2 m) before the wall, none half of one beyond: braking bends the hand's way."""
-    box, jacobian = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)), np.vstack([np.eye(3), np.zeros((3, 3))])
+    """All of it a braking distance (0.3² / 2 m) before the wall, none half of one beyond:
+    braking bends the hand's way."""
+    box, jacobian = (
+        Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)),
+        np.vstack([np.eye(3), np.zeros((3, 3))]),
+    )
     for beyond, share in ((-0.05, 0.95), (-0.0225, 2 / 3), (0.0, 1 / 3), (0.0225, 0.0)):
         g = gate(gain=6.0, box=box, speed=0.3, acceleration=1.0, jerk=1e9)
         for _ in range(60):
@@ -256,26 +350,38 @@ def test_a_joint_that_runs_into_its_end_is_braked_whatever_the_hand_was_asked_to
     for speed, braked in ((0.1, False), (0.13, False), (0.15, True), (-3.0, False)):
         moving = dataclasses.replace(near, joint_velocity=np.array([speed, 0.0, 0.0]))
         passed = gate(gain=6.0, **ends)(to(0.0, 0.0, 0.3), moving, 0.0)
-        assert (passed.reference is None) == braked and passed.mask == (only(JOINTS) if braked else 0), speed
+        assert (passed.reference is None) == braked and passed.mask == (
+            only(JOINTS) if braked else 0
+        ), speed
         assert not passed.trip
 
 
 def test_what_does_not_come_back_pauses_the_session():
-    """Half a braking distance is 1² / (4 · 100) m; drifting at 0.1 m/s it is there 0.025 s later. Looked at is where it is
-    0.05 s later."""
+    """Half a braking distance is 1² / (4 · 100) m; drifting at 0.1 m/s it is there 0.025 s later.
+    Looked at is where it is 0.05 s later."""
     jacobian = np.vstack([np.eye(3), np.zeros((3, 3))])
-    box, ends = Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)), {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3}
+    box, ends = (
+        Box((-1.0, -1.0, 0.0), (0.0, 1.0, 1.0)),
+        {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3},
+    )
 
     def trip(x: float, speed: float, joint: float = 0.0, **walls) -> str:
         moving = dataclasses.replace(
-            at((x, 0.0, 0.3), jacobian=jacobian, joints=(joint, 0.0, 0.0)), joint_velocity=np.array([speed, 0.0, 0.0])
+            at((x, 0.0, 0.3), jacobian=jacobian, joints=(joint, 0.0, 0.0)),
+            joint_velocity=np.array([speed, 0.0, 0.0]),
         )
         passed = gate(gain=6.0, acceleration=100.0, **walls)(to(-0.05, 0.0, 0.3), moving, 0.0)
         return "braked" if passed.reference is None and not passed.trip else passed.trip
 
-    assert "drifts through a wall" in trip(0.003, 0.1, box=box) and "drifts" in trip(0.0001, 0.1, box=box)
-    assert not trip(0.003, 0.0, box=box) and not trip(0.003, -0.1, box=box), "at rest, and on its way back"
-    assert not trip(-0.006, 0.1, box=box) and trip(-0.004, 0.1, box=box) == "braked", "before the wall"
+    assert "drifts through a wall" in trip(0.003, 0.1, box=box) and "drifts" in trip(
+        0.0001, 0.1, box=box
+    )
+    assert not trip(0.003, 0.0, box=box) and not trip(0.003, -0.1, box=box), (
+        "at rest, and on its way back"
+    )
+    assert not trip(-0.006, 0.1, box=box) and trip(-0.004, 0.1, box=box) == "braked", (
+        "before the wall"
+    )
     assert trip(0.0001, 0.04, box=box) == "braked", "slow enough to be stopped"
     assert trip(-0.001, 0.2, box=box) == "braked", "inside, and too fast for that"
     assert "drifts" in trip(0.003, 0.1, keep_out=(Box((0.0, -1.0, 0.0), (1.0, 1.0, 1.0)),))
@@ -289,19 +395,25 @@ def test_a_keep_out_is_slid_along():
     passed = g(to(0.05, 0.05, 0.3), at(), 0.0)
     np.testing.assert_allclose(passed.reference.position, [-4 * 7.5e-7, 0.05, 0.3], atol=1e-9)
     inside = gate(gain=6.0, keep_out=(Box((-0.1, -1.0, 0.0), (1.0, 1.0, 1.0)),))
-    np.testing.assert_allclose(inside(to(-0.05, 0.0, 0.3), at(), 0.0).reference.position, [-0.05, 0.0, 0.3], atol=1e-9)
-    np.testing.assert_allclose(inside(to(0.05, 0.0, 0.3), at(), 0.0).reference.position, [0.0, 0.0, 0.3], atol=1e-9)
+    np.testing.assert_allclose(
+        inside(to(-0.05, 0.0, 0.3), at(), 0.0).reference.position, [-0.05, 0.0, 0.3], atol=1e-9
+    )
+    np.testing.assert_allclose(
+        inside(to(0.05, 0.0, 0.3), at(), 0.0).reference.position, [0.0, 0.0, 0.3], atol=1e-9
+    )
 
 
 def test_joints_at_their_ends_and_joints_that_would_have_to_race():
-    jacobian = np.vstack([np.diag([1.0, 1.0, 0.1]), np.zeros((3, 3))])  # the third joint must turn ten times as fast
+    # the third joint must turn ten times as fast
+    jacobian = np.vstack([np.diag([1.0, 1.0, 0.1]), np.zeros((3, 3))])
     ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.1}
     g = gate(gain=6.0, **ends)
     passed = g(to(0.02, 0.0, 0.3), at(jacobian=jacobian, joints=(0.9, 0.0, 0.0)), 0.0)
     assert passed.mask == only(JOINTS)
     np.testing.assert_allclose(passed.reference.position, [0.0, 0.0, 0.3], atol=1e-9)
     fast = gate(gain=6.0, joint_speed=0.6)
-    passed = fast(to(0.0, 0.0, 0.32), at(jacobian=jacobian), 0.0)  # 0.12 m/s: 1.2 rad/s, twice too much
+    # 0.12 m/s: 1.2 rad/s, twice too much
+    passed = fast(to(0.0, 0.0, 0.32), at(jacobian=jacobian), 0.0)
     assert passed.mask == only(IK) and passed.amounts[IK] == pytest.approx(0.5, abs=0.02)
     assert passed.reference.position[2] == pytest.approx(0.31, abs=5e-4)
 
@@ -343,7 +455,8 @@ def test_an_arm_that_cannot_hold_is_ramped_down_and_stays():
         speeds.append(np.linalg.norm(g.velocity))
     assert speeds[0] == pytest.approx(before - 0.04) and speeds[-1] == pytest.approx(0.0, abs=1e-9)
     assert all(a >= b for a, b in itertools.pairwise(speeds)) and places[-1] == places[-2]
-    moved = g.ramp(at((0.5, 0.0, 0.3)), 0.0).reference.position  # by hand, or it sank: not back in one jump
+    # by hand, or it sank: not back in one jump
+    moved = g.ramp(at((0.5, 0.0, 0.3)), 0.0).reference.position
     np.testing.assert_allclose(moved, [0.5, 0.0, 0.3])
     turned = gate(turns=True)
     turned(Request(0.0, at().position, DOWN), at(), 0.0)
@@ -371,7 +484,8 @@ def requests(rng: np.random.Generator, measured: Measured, kind: int) -> np.ndar
 @settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1))
 def test_whatever_is_asked_the_arm_keeps_its_limits(gain, seed):
-    """Two hundred ticks each; `vla-rl bench robot` runs 10⁵. Judged by the arm's own log and not by the gate's figures."""
+    """Two hundred ticks each; `vla-rl bench robot` runs 10⁵. Judged by the arm's own log and not
+    by the gate's figures."""
     clock, rng = Clock(), np.random.default_rng(seed)
     robot = point_robot(clock, gain=gain)
     limits = point_limits(robot)
@@ -393,7 +507,9 @@ def test_whatever_is_asked_the_arm_keeps_its_limits(gain, seed):
     path = np.array([p for _, p in robot.log.path])
     times = np.array([t for t, _ in robot.log.path])
     braking = limits.speed**2 / (2 * limits.acceleration)
-    assert (path >= np.array(limits.box.low) - braking).all() and (path <= np.array(limits.box.high) + braking).all()
+    assert (path >= np.array(limits.box.low) - braking).all() and (
+        path <= np.array(limits.box.high) + braking
+    ).all()
     low, high = np.array(limits.keep_out[0].low), np.array(limits.keep_out[0].high)
     assert (np.minimum(path - low, high - path).min(1) <= braking).all()
     speed = np.linalg.norm(np.diff(path, axis=0), axis=1) / np.diff(times)
@@ -404,7 +520,8 @@ def test_whatever_is_asked_the_arm_keeps_its_limits(gain, seed):
 @settings(max_examples=20)
 @given(st.lists(st.integers(-3, 3), min_size=5, max_size=40))
 def test_without_a_wall_acceleration_and_jerk_are_kept_at_every_seam(goals):
-    """A change of mind at any tick (a takeover is one): along one axis, where speed never needs the last word."""
+    """A change of mind at any tick (a takeover is one): along one axis, where speed never needs
+    the last word."""
     g = gate(speed=0.4, acceleration=10.0, jerk=500.0, step=0.06, gain=6.0)
     speeds = [0.0, 0.0]
     for goal in goals:
@@ -420,7 +537,9 @@ def test_without_a_wall_acceleration_and_jerk_are_kept_at_every_seam(goals):
 def test_rotation_vectors_and_quaternions():
     v = np.array([0.3, -0.2, 0.5])
     np.testing.assert_allclose(to_vector(from_vector(v)), v)
-    np.testing.assert_allclose(to_vector(from_vector(np.array([0.0, 0.0, np.pi + 0.1]))), [0, 0, 0.1 - np.pi], atol=1e-9)
+    np.testing.assert_allclose(
+        to_vector(from_vector(np.array([0.0, 0.0, np.pi + 0.1]))), [0, 0, 0.1 - np.pi], atol=1e-9
+    )
     np.testing.assert_allclose(difference(multiply(from_vector(v), DOWN), DOWN), v)
 
 
@@ -429,7 +548,9 @@ def test_limits_files(tmp_path):
     keys = limit_files.needed("cartesian", False, True)
     good = (LIMITS / "fake_point.yaml").read_text()
     own = limit_files.load(LIMITS / "fake_point.yaml", robot.limits, keys)
-    assert own.speed == 0.4 and own.joint_high == robot.limits.joint_high, "what it does not say is the robot's own"
+    assert own.speed == 0.4 and own.joint_high == robot.limits.joint_high, (
+        "what it does not say is the robot's own"
+    )
     file = tmp_path / "limits.yaml"
     for text, said in [
         (None, "no robot moves without one"),
@@ -444,56 +565,101 @@ def test_limits_files(tmp_path):
         (good.replace("high: [0.3,", "high: [-0.4,"), "'low' below 'high'"),
         (good + "\njoint_high: [0.6, 0.5, 0.6]\n", "joint_high"),
         (good.replace("slow: 0.3", "slow: 1.5"), "slow is 1.5"),
-        (good.replace("observation_age: 0.3", "observation_age: 1.0e+9"), "observation_age is 1e.09, .* at most 5"),
-        (good.replace("gripper_lockout: 0.6", "gripper_lockout: 1.0e+9"), "gripper_lockout is 1e.09, .* at most 60"),
-        (good.replace("joint_margin: 0.02", "joint_margin: 0.4"), "joint_margin 0.4 leaves nothing of a range of 0.6"),
+        (
+            good.replace("observation_age: 0.3", "observation_age: 1.0e+9"),
+            "observation_age is 1e.09, .* at most 5",
+        ),
+        (
+            good.replace("gripper_lockout: 0.6", "gripper_lockout: 1.0e+9"),
+            "gripper_lockout is 1e.09, .* at most 60",
+        ),
+        (
+            good.replace("joint_margin: 0.02", "joint_margin: 0.4"),
+            "joint_margin 0.4 leaves nothing of a range of 0.6",
+        ),
     ]:
         if text is not None:
             file.write_text(text)
         with pytest.raises(LimitsError, match=said):
-            limit_files.load(file if text is not None else tmp_path / "none.yaml", robot.limits, keys)
+            limit_files.load(
+                file if text is not None else tmp_path / "none.yaml", robot.limits, keys
+            )
 
 
 def test_stages_are_in_the_order_of_the_contract():
-    assert STAGES == ("finite", "age", "step", "rate", "workspace", "joints", "ik", "force", "gripper")
+    assert STAGES == (
+        "finite",
+        "age",
+        "step",
+        "rate",
+        "workspace",
+        "joints",
+        "ik",
+        "force",
+        "gripper",
+    )
     assert list(range(9)) == [FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER]
 
 
-# ------------------------------------------------------------------------------------------------------------ absurd states
+# ------------------------------------------------------------------------------------ absurd states
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("position", [math.nan, 0.0, 0.3]), ("position", [1e9, 0.0, 0.3]), ("position", [0.0, 100.0, 0.3]),
-        ("position", [0.0, 0.3]), ("position", []), ("quaternion", [0.0, 0.0, 0.0, 0.0]), ("quaternion", []),
-        ("quaternion", [0.0, 1.0, math.inf, 0.0]), ("quaternion", [0.0, 2.0, 0.0, 0.0]), ("joints", [0.0, math.nan, 0.3]),
-        ("joints", [1e7, 0.0, 0.3]), ("joints", [0.0, 0.3]),
+        ("position", [math.nan, 0.0, 0.3]),
+        ("position", [1e9, 0.0, 0.3]),
+        ("position", [0.0, 100.0, 0.3]),
+        ("position", [0.0, 0.3]),
+        ("position", []),
+        ("quaternion", [0.0, 0.0, 0.0, 0.0]),
+        ("quaternion", []),
+        ("quaternion", [0.0, 1.0, math.inf, 0.0]),
+        ("quaternion", [0.0, 2.0, 0.0, 0.0]),
+        ("joints", [0.0, math.nan, 0.3]),
+        ("joints", [1e7, 0.0, 0.3]),
+        ("joints", [0.0, 0.3]),
     ],
-)  # fmt: skip
+)
 def test_a_pose_that_no_arm_has_is_led_nowhere(field, value):
-    """Of a robot that nothing stands in front of: `real.robots.caught` lets none of these through."""
+    """Of a robot that nothing stands in front of: `real.robots.caught` lets none of these
+    through."""
     ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.1}
     seen = dataclasses.replace(at(), **{field: np.array(value, dtype=float)})
     g = gate(turns=True, **ends)
     passed = g(Request(0.0, at().position, DOWN), seen, 0.0)
     assert passed.reference is None and passed.mask == only(FINITE) and "no arm has" in passed.trip
     assert g.ramp(seen, 0.0).reference is None
-    assert g(Request(0.0, at().position, DOWN), at(), 0.0).reference is not None, "what comes after it is led again"
+    assert g(Request(0.0, at().position, DOWN), at(), 0.0).reference is not None, (
+        "what comes after it is led again"
+    )
     if field == "joints":
         led = gate(kind="joints", joint_step=0.1, joint_speed=1.0, **ends)
-        assert led(Request(0.0, joints=np.zeros(3)), seen, 0.0).reference is None and led.ramp(seen, 0.0).reference is None
+        assert (
+            led(Request(0.0, joints=np.zeros(3)), seen, 0.0).reference is None
+            and led.ramp(seen, 0.0).reference is None
+        )
 
 
-# ------------------------------------------------------------------------------------------------------- one speed per joint
+# ------------------------------------------------------------------------------ one speed per joint
 EACH = (0.6, 2.0, 0.3)
 
 
 def test_each_joint_has_a_speed_of_its_own():
-    """The hand moves by its joints one to one, the third ten times as fast. 6 /s from 1, 2 and 0.2 cm away: 0.06, 0.12 and
-    0.12 rad/s; of the third's 0.03 that is four times too much, of one limit for all no more than twice."""
+    """The hand moves by its joints one to one, the third ten times as fast. 6 /s from 1, 2 and 0.2
+    cm away: 0.06, 0.12 and 0.12 rad/s; of the third's 0.03 that is four times too much, of one
+    limit for all no more than twice."""
     jacobian = np.vstack([np.diag([1.0, 1.0, 0.1]), np.zeros((3, 3))])
-    for joint_speed, share in (((1.0, 1.0, 0.03), 0.25), ((0.03, 1.0, 1.0), 0.5), ((1.0, 0.12, 1.0), 1.0), (0.06, 0.5)):
-        passed = gate(gain=6.0, joint_speed=joint_speed)(to(0.01, 0.02, 0.302), at(jacobian=jacobian), 0.0)
-        np.testing.assert_allclose(passed.reference.position, [0.01 * share, 0.02 * share, 0.3 + 0.002 * share], atol=2e-4)
+    for joint_speed, share in (
+        ((1.0, 1.0, 0.03), 0.25),
+        ((0.03, 1.0, 1.0), 0.5),
+        ((1.0, 0.12, 1.0), 1.0),
+        (0.06, 0.5),
+    ):
+        passed = gate(gain=6.0, joint_speed=joint_speed)(
+            to(0.01, 0.02, 0.302), at(jacobian=jacobian), 0.0
+        )
+        np.testing.assert_allclose(
+            passed.reference.position, [0.01 * share, 0.02 * share, 0.3 + 0.002 * share], atol=2e-4
+        )
         assert passed.mask == (only(IK) if share < 1.0 else 0), joint_speed
 
 
@@ -501,20 +667,31 @@ def test_joints_that_are_commanded_have_speeds_of_their_own():
     loose = {"joint_acceleration": 1e6, "joint_jerk": 1e9, "joint_step": 10.0}
     led = gate(kind="joints", joint_speed=EACH, **loose)
     passed = led(Request(0.0, joints=np.array([1.0, 1.0, 1.3])), at(), 0.0)
-    np.testing.assert_allclose(led.velocity, 0.95 * np.array(EACH))  # (0.95 of its limit, for a target)
-    np.testing.assert_allclose(passed.reference.joints, [0.0, 0.0, 0.3] + 0.95 * np.array(EACH) * DT)
+    # (0.95 of its limit, for a target)
+    np.testing.assert_allclose(led.velocity, 0.95 * np.array(EACH))
+    np.testing.assert_allclose(
+        passed.reference.joints, [0.0, 0.0, 0.3] + 0.95 * np.array(EACH) * DT
+    )
 
 
-@pytest.mark.parametrize("speeds, over", [((0.5, 1.9, 0.2), None), ((0.0, 0.0, 0.31), 2), ((0.61, 0.0, 0.0), 0)])
+@pytest.mark.parametrize(
+    "speeds, over", [((0.5, 1.9, 0.2), None), ((0.0, 0.0, 0.31), 2), ((0.61, 0.0, 0.0), 0)]
+)
 def test_the_joint_that_is_nearest_to_its_own_limit_is_looked_at(speeds, over):
-    """By the foresight, of an arm that goes on as it does, and by the bench's judge (which allows a twentieth more)."""
+    """By the foresight, of an arm that goes on as it does, and by the bench's judge (which
+    allows a twentieth more)."""
     ahead = gate(gain=6.0, speed=9.0, joint_speed=EACH).ahead
-    seen = dataclasses.replace(at(jacobian=np.vstack([np.eye(3), np.zeros((3, 3))])), joint_velocity=np.array(speeds))
+    seen = dataclasses.replace(
+        at(jacobian=np.vstack([np.eye(3), np.zeros((3, 3))])), joint_velocity=np.array(speeds)
+    )
     ahead.see(seen)
     assert ahead.excess()[1] == pytest.approx(0.0 if over is None else 0.01, abs=1e-9)
     judge = Judge(Limits(joint_speed=EACH, joint_low=(-1.0,) * 3, joint_high=(1.0,) * 3))
     judge._joints(np.zeros(3), 1.06 / 1.02 * np.array(speeds))
-    assert judge.kinds["joint_speed"] == (0 if over is None else 1) and judge.fastest()["joint_speed"]["limit"] == EACH
+    assert (
+        judge.kinds["joint_speed"] == (0 if over is None else 1)
+        and judge.fastest()["joint_speed"]["limit"] == EACH
+    )
 
 
 def test_limits_files_may_name_a_speed_for_each_joint():
@@ -527,10 +704,18 @@ def test_limits_files_may_name_a_speed_for_each_joint():
     each = dataclasses.replace(own, joint_speed=(1.0, 2.0, 3.0))
     assert parsed([1.0, 2.0, 3.0], each) == (1.0, 2.0, 3.0) and parsed(1.0, each) == 1.0
     for value, robot, said in (
-        ([1.0, 1.0], own, r"joint_speed has 2 numbers, and the robot has 3 joints: give one for each"),
+        (
+            [1.0, 1.0],
+            own,
+            r"joint_speed has 2 numbers, and the robot has 3 joints: give one for each",
+        ),
         ([], own, r"joint_speed has 0 numbers, and the robot has 3"),
         ([1.0], Limits(), r"the robot does not say how many joints it has: .* or one for all"),
-        ([1.0, 2.5, 1.0], own, r"wider than the robot's own limits: joint_speed of joint 2 2\.5, robot 2"),
+        (
+            [1.0, 2.5, 1.0],
+            own,
+            r"wider than the robot's own limits: joint_speed of joint 2 2\.5, robot 2",
+        ),
         (2.0, each, r"joint_speed of joint 1 2, robot 1"),
         ([1.0, 0.0, 1.0], own, r"joint_speed\[1\] is 0, which must be above 0"),
         ([1.0, "x", 1.0], own, r"joint_speed\[1\] is \['x'\], and finite numbers are meant"),
@@ -540,4 +725,6 @@ def test_limits_files_may_name_a_speed_for_each_joint():
     ):
         with pytest.raises(LimitsError, match=said):
             parsed(value, robot)
-    assert remote._limits(json.loads(json.dumps(dataclasses.asdict(each)))) == each, "as it comes over the socket"
+    assert remote._limits(json.loads(json.dumps(dataclasses.asdict(each)))) == each, (
+        "as it comes over the socket"
+    )

@@ -1,4 +1,5 @@
-"""The record: nothing of a closed episode is lost, at most one record of an open one, every gap is named, exports load."""
+"""The record: nothing of a closed episode is lost, at most one record of an open one, every gap
+is named, exports load."""
 
 from __future__ import annotations
 
@@ -50,8 +51,22 @@ def recorded(folder: Path) -> tuple[Rig, Path]:
             if i % 5 == 0:
                 number += 1
                 slot = ring.write(np.full((16, 16, 3), number % 256, np.uint8), number)
-                place = Frame(number, "arm", state.stamp, state.stamp, "front", ring.address, slot, number, number,
-                              state.stamp, 0.0, 16, 16, 3)  # fmt: skip
+                place = Frame(
+                    number,
+                    "arm",
+                    state.stamp,
+                    state.stamp,
+                    "front",
+                    ring.address,
+                    slot,
+                    number,
+                    number,
+                    state.stamp,
+                    0.0,
+                    16,
+                    16,
+                    3,
+                )
                 recorder.take(place)
             recorder.take(state)
 
@@ -82,18 +97,30 @@ def session(tmp_path_factory):
 def test_a_journal_holds_what_the_arm_did(session):
     ran, folder = session
     episode = read(journals.journals(folder)[0])
-    assert episode.end == {"reason": "operator", "discarded": False, "ticks": 72, "frames": 15, "recovered": False}
+    assert episode.end == {
+        "reason": "operator",
+        "discarded": False,
+        "ticks": 72,
+        "frames": 15,
+        "recovered": False,
+    }
     told = [tuple(t["reference"]) for t in episode.ticks if t["reference"]]
     first = [v for t, v in ran.robot.log.targets if t <= episode.ticks[-1]["stamp"]]
-    assert told == first and len(told) > 60, "executed, recorded and the simulator's own log are the same"
+    assert told == first and len(told) > 60, (
+        "executed, recorded and the simulator's own log are the same"
+    )
     steps = episode.steps
     assert {t["mode"] for t in steps} == {"AUTO", "HUMAN"}
     assert all(t["human"] == [] for t in steps if not t["is_human"]) and all(
         t["policy"] == [] for t in steps if t["is_human"]
     )
-    np.testing.assert_allclose([t["sent"] for t in steps if t["is_human"]][-1][:2], (0.0, 0.03), atol=1e-9)
+    np.testing.assert_allclose(
+        [t["sent"] for t in steps if t["is_human"]][-1][:2], (0.0, 0.03), atol=1e-9
+    )
     label = next(e for e in episode.events if e["name"] == "label")
-    assert (label["value"], label["source"]) == ("success", "operator") and label["at"] <= label["stamp"]
+    assert (label["value"], label["source"]) == ("success", "operator") and label["at"] <= label[
+        "stamp"
+    ]
     numbers = [row[0] for row in episode.frames["front"]]
     assert picture(episode.frames["front"][3][5])[0, 0].tolist() == [numbers[3] % 256] * 3
     assert episode.notices[0]["name"] == "begin"
@@ -103,10 +130,16 @@ def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
     _, folder = session
     assert main(["robot", "verify", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "72 ticks, 13 control steps (7 by a person), front 15; success" in out and "0 problems" in out
+    assert (
+        "72 ticks, 13 control steps (7 by a person), front 15; success" in out
+        and "0 problems" in out
+    )
     target = tmp_path / "dataset"
     assert main(["robot", "export", str(folder), str(target)]) == 0
-    assert "1 episodes, 13 control steps" in (out := capsys.readouterr().out) and "discarded by the operator" in out
+    assert (
+        "1 episodes, 13 control steps" in (out := capsys.readouterr().out)
+        and "discarded by the operator" in out
+    )
     assert main(["robot", "export", str(folder), str(target)]) == 2
     steps = read(journals.journals(folder)[0]).steps
     loaded = load_demonstrations(target)
@@ -114,7 +147,8 @@ def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
 
 
 def test_sittings_become_one_dataset_and_a_moved_mark_is_read(session, tmp_path, capsys):
-    """Two sessions at once, a third appended; a label that was amended since counts as it is by now."""
+    """Two sessions at once, a third appended; a label that was amended since counts as it is by
+    now."""
     places = [tmp_path / name for name in "abc"]
     for place in places:
         shutil.copytree(session[1], place)
@@ -123,12 +157,16 @@ def test_sittings_become_one_dataset_and_a_moved_mark_is_read(session, tmp_path,
     assert "2 episodes, 26 control steps" in capsys.readouterr().out
     first = journals.journals(places[0])[0]
     steps = read(first).steps
-    at = steps[4]["stamp"]  # of 13 control steps the last tick of the fifth; the sixth begins after it
+    # of 13 control steps the last tick of the fifth; the sixth begins after it
+    at = steps[4]["stamp"]
     journals.amend(first, first.stat().st_size, label("failure", at, at + 9.0))
     assert main(["robot", "export", str(places[2]), str(data), "--append"]) == 0
     assert "3 episodes, 39 control steps" in capsys.readouterr().out
     assert len(load_demonstrations(data).actions) == 39
-    about, table = (pyarrow.parquet.read_table(next((data / name).rglob("file*.parquet"))) for name in ("meta", "data"))
+    about, table = (
+        pyarrow.parquet.read_table(next((data / name).rglob("file*.parquet")))
+        for name in ("meta", "data")
+    )
     assert about["success"].to_pylist() == [False, True, True]
     after = np.array([row[-1] for row in table["control"].to_pylist()])
     assert after.reshape(3, 13).sum(1).tolist() == [8.0, 0.0, 0.0]
@@ -184,7 +222,9 @@ def test_every_gap_is_named(session, tmp_path):
     assert problems(records) == ""
     assert "2 ticks between" in problems([r for i, r in enumerate(records) if i not in ticks[5:7]])
     assert "1 were not recorded" in problems([r for i, r in enumerate(records) if i != frames[4]])
-    assert "its end counts 15 frames, and 14 are there" in problems([r for i, r in enumerate(records) if i != frames[4]])
+    assert "its end counts 15 frames, and 14 are there" in problems(
+        [r for i, r in enumerate(records) if i != frames[4]]
+    )
     frozen = [list(r) for r in records]
     frozen[frames[4]][3] = frozen[frames[3]][3]
     assert "again (frozen?)" in problems(frozen)
@@ -209,7 +249,10 @@ def test_a_cut_or_damaged_tail_costs_the_last_record_alone(session, tmp_path, cu
         changed = len(damage) == len(whole)
         kept = sum(place <= len(whole) - cut - changed for place in places)
         if changed and kept < len(places) - 1:  # whole records follow, which no kill leaves
-            with pytest.raises(journals.JournalError, match=rf"record {kept + 1}, which begins at byte {places[kept - 1]}"):
+            with pytest.raises(
+                journals.JournalError,
+                match=rf"record {kept + 1}, which begins at byte {places[kept - 1]}",
+            ):
                 recover(open_file)
             assert open_file.read_bytes() == damage
             continue
@@ -220,7 +263,9 @@ def test_a_cut_or_damaged_tail_costs_the_last_record_alone(session, tmp_path, cu
         closed.unlink()
     assert recover(journals.journals(session[1])[0]).exists(), "a closed one is left as it is"
     open_file.write_bytes(whole[:20])
-    assert recover(open_file) is None and not open_file.exists(), "killed before its first record was whole"
+    assert recover(open_file) is None and not open_file.exists(), (
+        "killed before its first record was whole"
+    )
 
 
 def label(value: str, at: float, stamp: float) -> Event:
@@ -233,11 +278,14 @@ def notice(name: str, stamp: float, episode: int, value: str = "") -> Notice:
 
 def labels(folder: Path) -> list[list[tuple[str, float]]]:
     found = [read(path) for path in journals.journals(folder)]
-    return [[(e["value"], e["at"]) for e in episode.events if e["name"] == "label"] for episode in found]
+    return [
+        [(e["value"], e["at"]) for e in episode.events if e["name"] == "label"] for episode in found
+    ]
 
 
 def test_a_label_goes_to_the_episode_that_its_moment_lies_in(tmp_path):
-    """A mark that is moved after Enter once labelled the next episode, and reversed what was said of it."""
+    """A mark that is moved after Enter once labelled the next episode, and reversed what was
+    said of it."""
     recorder = Recorder(tmp_path / "journal", {"session": "s"})
     recorder.take(label("success", 9.0, 9.0))  # before any episode: of none
     recorder.take(notice("begin", 10.0, 1))
@@ -246,7 +294,8 @@ def test_a_label_goes_to_the_episode_that_its_moment_lies_in(tmp_path):
     recorder.take(label("success", 18.5, 22.0))  # moved, between episodes
     recorder.take(label("success", 21.0, 22.0))  # a moment that is in no episode
     recorder.take(notice("begin", 25.0, 2))
-    recorder.take(label("failure", 17.25, 26.0))  # moved, while the next one runs, and the verdict is another
+    # moved, while the next one runs, and the verdict is another
+    recorder.take(label("failure", 17.25, 26.0))
     recorder.take(label("failure", 27.0, 27.0))
     recorder.take(notice("discard", 28.0, 2))
     recorder.take(label("failure", 28.2, 28.3))  # given as it ended
@@ -277,7 +326,11 @@ def test_an_amendment_that_is_cut_short_costs_nothing_but_itself(tmp_path, monke
     assert path.read_bytes() == before
     path.write_bytes(before + b"VRJ1\x09")  # as a kill leaves it
     episode = read(path)
-    assert episode.succeeded and episode.damage == "" and "5 bytes behind the last good" in verify(tmp_path)[0][0]
+    assert (
+        episode.succeeded
+        and episode.damage == ""
+        and "5 bytes behind the last good" in verify(tmp_path)[0][0]
+    )
     recorder.take(label("failure", 15.0, 21.0))
     assert read(path).verdict["at"] == 15.0 and verify(tmp_path)[0] == []
 
@@ -297,7 +350,9 @@ for i in range(10**9):
 @pytest.mark.parametrize("trial", range(4))
 def test_a_killed_writer_loses_at_most_one_record(tmp_path, trial):
     """Killed at a random moment; what it had said to have written is there."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     time.sleep(np.random.default_rng(trial).uniform(0.01, 0.1))
@@ -315,7 +370,9 @@ def test_a_killed_writer_loses_at_most_one_record(tmp_path, trial):
 def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
     journal = JournalWriter(tmp_path, 1, {})
     real_writev = os.writev
-    monkeypatch.setattr(journals.os, "writev", lambda fd, parts: real_writev(fd, [b"".join(parts)[:5]]))
+    monkeypatch.setattr(
+        journals.os, "writev", lambda fd, parts: real_writev(fd, [b"".join(parts)[:5]])
+    )
     with pytest.raises(DiskFull, match="cannot be written: only 5 of"):
         journal.notice(Notice(0, "supervisor", 0.0, 0.0, "pause", "", "", "PAUSED", 1, 1, 1))
 

@@ -13,16 +13,27 @@ from real.supervisor.core import Supervisor
 from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError
 
-LOW = {"shoulder.pos": -100.0, "elbow.pos": -100.0, "gripper.pos": 0.0}  # it does not tell its units
+# it does not tell its units
+LOW = {"shoulder.pos": -100.0, "elbow.pos": -100.0, "gripper.pos": 0.0}
 HIGH = dict.fromkeys(LOW, 100.0)
 
 
 def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     clock = Clock()
-    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=LOW, high=HIGH, clock=clock)
+    arm = LeRobotArm(
+        "paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=LOW, high=HIGH, clock=clock
+    )
     arm.connect()
-    assert arm.embodiment.action_low == (-100.0, -100.0, 0.0) and arm.embodiment.camera_names == ("wrist",)
-    data = {"joint_speed": 60, "joint_acceleration": 600, "joint_jerk": 60_000, "joint_step": 10, "joint_margin": 5}
+    assert arm.embodiment.action_low == (-100.0, -100.0, 0.0) and arm.embodiment.camera_names == (
+        "wrist",
+    )
+    data = {
+        "joint_speed": 60,
+        "joint_acceleration": 600,
+        "joint_jerk": 60_000,
+        "joint_step": 10,
+        "joint_margin": 5,
+    }
     keys = limit_files.needed("joints", False, False)
     limits = limit_files.parse({**data, "observation_age": 0.3}, arm.limits, keys, "test")
     supervisor = Supervisor(arm, limits, SupervisorConfig(), clock())
@@ -33,15 +44,27 @@ def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     token = next(m.token for _, m in supervisor.outbox if isinstance(m, Grant))
     for name in ("arm", "start"):
         supervisor.receive(2, person.make(Event, name=name, value="", at=0.0, lease=token), clock())
-    targets = [(float(min(2 * i, 99)), 0.0, 50.0) for i in range(80)]  # 40 a second, to the joint's very end
+    # 40 a second, to the joint's very end
+    targets = [(float(min(2 * i, 99)), 0.0, 50.0) for i in range(80)]
     for tick in range(400):
         clock.now += DT
         supervisor.receive(1, policy.make(Beat, tick=tick), clock())
         supervisor.receive(2, person.make(Lease, ask="renew", token=token, force=False), clock())
         if tick == 0:
-            fields = {"hz": 20.0, "decision": 0, "policy_version": "", "prefix": 0, "delay": 0, "obs_stamp": clock()}
+            fields = {
+                "hz": 20.0,
+                "decision": 0,
+                "policy_version": "",
+                "prefix": 0,
+                "delay": 0,
+                "obs_stamp": clock(),
+            }
             epoch = supervisor.modes.epoch
-            supervisor.receive(1, policy.make(Chunk, 0.15, epoch=epoch, start=0, actions=tuple(targets), **fields), clock())
+            supervisor.receive(
+                1,
+                policy.make(Chunk, 0.15, epoch=epoch, start=0, actions=tuple(targets), **fields),
+                clock(),
+            )
         supervisor.tick(tick, clock())
     told = np.array([[row[name] for name in paper_arm.JOINTS] for row in arm.device.told])
     speed = np.abs(np.diff(told[:, 0])) / DT
@@ -77,7 +100,10 @@ def test_unknown_types_and_options_are_one_clear_error(paper_arm):
         LeRobotArm("paper_arm", {"nonsense": 1})
 
 
-@pytest.mark.parametrize("key", ["speeed", "force"])  # no limit at all, and one that is no speed of a joint
+# no limit at all, and one that is no speed of a joint
+@pytest.mark.parametrize("key", ["speeed", "force"])
 def test_a_wrong_key_of_speeds_is_named(key, paper_arm, tmp_path):
     with pytest.raises(ConfigError, match=f"robot.options.speeds has '{key}': use joint_speed"):
-        LeRobotArm("paper_arm", {"calibration_dir": tmp_path}, low=LOW, high=HIGH, speeds={key: 1.0})
+        LeRobotArm(
+            "paper_arm", {"calibration_dir": tmp_path}, low=LOW, high=HIGH, speeds={key: 1.0}
+        )

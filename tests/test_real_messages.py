@@ -39,7 +39,9 @@ def value_of(kind: str, name: str, of: object) -> st.SearchStrategy:
     if of == m.Vector:
         return st.lists(NUMBER, max_size=8).map(tuple)
     if of == m.Rows:
-        return st.integers(1, 8).flatmap(lambda a: st.lists(st.tuples(*[NUMBER] * a), min_size=1, max_size=9).map(tuple))
+        return st.integers(1, 8).flatmap(
+            lambda a: st.lists(st.tuples(*[NUMBER] * a), min_size=1, max_size=9).map(tuple)
+        )
     if of == tuple[int, ...]:
         return st.lists(st.integers(0, 2**40), max_size=9).map(tuple)
     assert of == m.Texts
@@ -159,7 +161,12 @@ def test_the_gate_judges_numbers_that_are_commands_and_nobody_else():
         "keys": (),
         "target": (),
     }
-    for wrong in ({"axes": (math.nan,) * 6}, {"axes": (2.0,) * 6}, {"axes": (0.0,) * 5}, {"gripper": math.nan}):
+    for wrong in (
+        {"axes": (math.nan,) * 6},
+        {"axes": (2.0,) * 6},
+        {"axes": (0.0,) * 5},
+        {"gripper": math.nan},
+    ):
         with pytest.raises(m.MessageError):
             m.encode(writer().make(m.Input, 0.15, **still | wrong))
 

@@ -11,32 +11,60 @@ from hypothesis import strategies as st
 from real.messages import MODE_EVENTS
 from real.modes import HARMLESS, IN_EPISODE, MOVING, RANK, TABLE, By, Mode, Modes
 
-# The contract once more, by hand: mode: {event: (to, who)}. h = the holder, a = anyone, s = the supervisor alone.
+# The contract once more, by hand: mode: {event: (to, who)}. h = the holder, a = anyone, s = the
+# supervisor alone.
 CONTRACT = {
     "IDLE": {"arm": "READY h", "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a"},
     "READY": {
-        "disarm": "IDLE a", "start": "AUTO h", "takeover": "HUMAN h", "reset": "RESETTING h",
-        "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a",
+        "disarm": "IDLE a",
+        "start": "AUTO h",
+        "takeover": "HUMAN h",
+        "reset": "RESETTING h",
+        "stop": "STOPPED a",
+        "estop": "FAULT a",
+        "fault": "FAULT a",
     },
     "AUTO": {
-        "takeover": "HUMAN h", "pause": "PAUSED a", "end": "READY a", "redo": "READY a",
-        "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a",
+        "takeover": "HUMAN h",
+        "pause": "PAUSED a",
+        "end": "READY a",
+        "redo": "READY a",
+        "stop": "STOPPED a",
+        "estop": "FAULT a",
+        "fault": "FAULT a",
     },
     "HUMAN": {
-        "hand_back": "AUTO h", "release": "PAUSED a", "pause": "PAUSED a", "end": "READY a", "redo": "READY a",
-        "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a",
+        "hand_back": "AUTO h",
+        "release": "PAUSED a",
+        "pause": "PAUSED a",
+        "end": "READY a",
+        "redo": "READY a",
+        "stop": "STOPPED a",
+        "estop": "FAULT a",
+        "fault": "FAULT a",
     },
     "PAUSED": {
-        "start": "AUTO h", "hand_back": "AUTO h", "takeover": "HUMAN h", "end": "READY h", "redo": "READY h",
-        "disarm": "IDLE a", "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a",
+        "start": "AUTO h",
+        "hand_back": "AUTO h",
+        "takeover": "HUMAN h",
+        "end": "READY h",
+        "redo": "READY h",
+        "disarm": "IDLE a",
+        "stop": "STOPPED a",
+        "estop": "FAULT a",
+        "fault": "FAULT a",
     },
     "RESETTING": {
-        "reset_done": "READY s", "pause": "READY a", "takeover": "HUMAN h",
-        "stop": "STOPPED a", "estop": "FAULT a", "fault": "FAULT a",
+        "reset_done": "READY s",
+        "pause": "READY a",
+        "takeover": "HUMAN h",
+        "stop": "STOPPED a",
+        "estop": "FAULT a",
+        "fault": "FAULT a",
     },
     "STOPPED": {"ack": "IDLE h", "estop": "FAULT a", "fault": "FAULT a"},
     "FAULT": {"ack": "IDLE h"},
-}  # fmt: skip
+}
 WHO = {"a": By.ANYONE, "h": By.HOLDER, "s": By.SUPERVISOR}
 EVENTS = [e for e in MODE_EVENTS if e not in ("estop_clear", "full_speed")]
 
@@ -78,7 +106,12 @@ def test_only_the_holder_may_ask_for_more():
         )
 
 
-@given(st.lists(st.tuples(st.sampled_from(MODE_EVENTS), st.sampled_from([By.ANYONE, By.SUPERVISOR])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(MODE_EVENTS), st.sampled_from([By.ANYONE, By.SUPERVISOR])),
+        max_size=40,
+    )
+)
 def test_without_a_holder_nothing_ever_allows_more(requests):
     """The supervisor alone goes from a reset to READY; nobody but a person leaves a latch."""
     for mode in Mode:

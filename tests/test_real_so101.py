@@ -1,5 +1,5 @@
-"""lerobot's own SO-101 follower behind a session: nothing drops its torque, its units are its motors', and whatever its bus
-raises makes it hold under a latched fault."""
+"""lerobot's own SO-101 follower behind a session: nothing drops its torque, its units are its
+motors', and whatever its bus raises makes it hold under a latched fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ from real.supervisor.settings import SupervisorConfig
 from vla_rl.errors import ConfigError, MissingDependency
 from vla_rl.specs import EmbodimentSpec
 
-SLOW = {"joint_speed": 100, "joint_acceleration": 1000, "joint_jerk": 50_000, "joint_step": 15, "observation_age": 0.3}
+SLOW = {
+    "joint_speed": 100,
+    "joint_acceleration": 1000,
+    "joint_jerk": 50_000,
+    "joint_step": 15,
+    "observation_age": 0.3,
+}
 
 
 @pytest.fixture
@@ -38,16 +44,23 @@ def bus(monkeypatch):
 
 
 def so101(tmp_path, **more) -> LeRobotArm:
-    options = {"port": "/dev/ttyACM0", "id": "a", "calibration_dir": str(tmp_path), **more.pop("options", {})}
+    options = {
+        "port": "/dev/ttyACM0",
+        "id": "a",
+        "calibration_dir": str(tmp_path),
+        **more.pop("options", {}),
+    }
     return LeRobotArm("so101_follower", options, **more)
 
 
-# -------------------------------------------------------------------------------------------------------------------- torque
+# ------------------------------------------------------------------------------------------- torque
 def test_no_way_that_an_arm_ends_drops_its_torque(bus, tmp_path):
     arm = so101(tmp_path, options={"disable_torque_on_disconnect": True})
     arm.connect()
     made = FakeBus.made
-    assert made.calls.count("limp") == 1 and all(made.torque.values()), "it was limp: lerobot configures it, and holds"
+    assert made.calls.count("limp") == 1 and all(made.torque.values()), (
+        "it was limp: lerobot configures it, and holds"
+    )
     arm.observe()
     arm.close()
     assert all(made.torque.values()) and made.calls[-1] == "disconnect"
@@ -62,7 +75,9 @@ def test_no_way_that_an_arm_ends_drops_its_torque(bus, tmp_path):
 def test_an_arm_that_holds_already_goes_on_holding(monkeypatch, tmp_path):
     patched(monkeypatch, held=True)
     so101(tmp_path).connect()
-    assert FakeBus.made.calls == ["connect"], "nothing was written to it, so nothing had to be let go"
+    assert FakeBus.made.calls == ["connect"], (
+        "nothing was written to it, so nothing had to be let go"
+    )
 
 
 def test_an_arm_that_holds_in_part_is_refused(monkeypatch, tmp_path):
@@ -75,9 +90,14 @@ def test_an_arm_that_holds_in_part_is_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_an_arm_that_is_not_calibrated_is_refused_before_anything_is_written(held, monkeypatch, tmp_path):
+def test_an_arm_that_is_not_calibrated_is_refused_before_anything_is_written(
+    held, monkeypatch, tmp_path
+):
     patched(monkeypatch, calibrated=False, held=held)
-    with pytest.raises(ConfigError, match=r"not calibrated.*lerobot-calibrate --robot.type=so101_follower .*--robot.id=a"):
+    with pytest.raises(
+        ConfigError,
+        match=r"not calibrated.*lerobot-calibrate --robot.type=so101_follower .*--robot.id=a",
+    ):
         so101(tmp_path).connect()
     assert FakeBus.made.calls == ["connect"] and set(FakeBus.made.torque.values()) == {held}
 
@@ -86,25 +106,35 @@ def test_the_two_arms_of_a_pair_keep_theirs(monkeypatch, tmp_path):
     patched(monkeypatch)
     sides = {f"{side}_arm_config": {"port": f"/dev/{side}"} for side in ("left", "right")}
     arm = LeRobotArm("bi_so_follower", {"id": "a", "calibration_dir": str(tmp_path), **sides})
-    assert arm.names[0] == "left_shoulder_pan.pos" and arm.embodiment.action_units == ("deg",) * 5 + ("percent",) + (
+    assert arm.names[0] == "left_shoulder_pan.pos" and arm.embodiment.action_units == (
         "deg",
-    ) * 5 + ("percent",)
+    ) * 5 + ("percent",) + ("deg",) * 5 + ("percent",)
     arm.connect()
     arm.close()
     assert all(FakeBus.made.torque.values())
 
 
-# --------------------------------------------------------------------------------------------------------------------- units
+# -------------------------------------------------------------------------------------------- units
 def test_units_and_ends_are_those_of_the_motors(bus, tmp_path):
     """Half of the calibrated steps, 360 degrees being 4095: lerobot's `_normalize`."""
     arm = so101(tmp_path)
     assert arm.embodiment.action_units == ("deg",) * 5 + ("percent",)
-    wanted = [180 * 2048 / 4095, 180 * 2400 / 4095, 180 * 2200 / 4095, 180 * 2000 / 4095, 180.0, 100.0]
+    wanted = [
+        180 * 2048 / 4095,
+        180 * 2400 / 4095,
+        180 * 2200 / 4095,
+        180 * 2000 / 4095,
+        180.0,
+        100.0,
+    ]
     np.testing.assert_allclose(arm.limits.joint_high, wanted)
     np.testing.assert_allclose(arm.limits.joint_low, [*(-x for x in wanted[:5]), 0.0])
     shares = so101(tmp_path, options={"use_degrees": False})
     assert shares.embodiment.action_units == ("percent",) * 6
-    assert shares.limits.joint_low == (-100.0,) * 5 + (0.0,) and shares.limits.joint_high == (100.0,) * 6
+    assert (
+        shares.limits.joint_low == (-100.0,) * 5 + (0.0,)
+        and shares.limits.joint_high == (100.0,) * 6
+    )
 
 
 def test_what_a_policy_asks_for_in_degrees_is_not_clipped_to_shares(bus, tmp_path):
@@ -118,11 +148,20 @@ def test_what_a_policy_asks_for_in_degrees_is_not_clipped_to_shares(bus, tmp_pat
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ({"high": {"wrist_roll.pos": 400.0}}, r"wrist_roll.pos are -180 and 400, and its motor goes from -180 to 180 deg"),
+        (
+            {"high": {"wrist_roll.pos": 400.0}},
+            r"wrist_roll.pos are -180 and 400, and its motor goes from -180 to 180 deg",
+        ),
         ({"low": {"gripper.pos": -5.0}}, r"gripper.pos are -5 and 100"),
-        ({"low": {"gripper.pos": 60.0}, "high": {"gripper.pos": 50.0}}, "the low one below the high"),
+        (
+            {"low": {"gripper.pos": 60.0}, "high": {"gripper.pos": 50.0}},
+            "the low one below the high",
+        ),
         ({"low": {"gripper.pos": float("nan")}}, "give finite ends"),
-        ({"low": {"thumb.pos": 1.0}}, r"has 'thumb.pos', and lerobot_so101_follower takes shoulder_pan.pos"),
+        (
+            {"low": {"thumb.pos": 1.0}},
+            r"has 'thumb.pos', and lerobot_so101_follower takes shoulder_pan.pos",
+        ),
     ],
 )
 def test_ends_that_the_motors_do_not_have_are_refused(ends, said, bus, tmp_path):
@@ -137,7 +176,9 @@ def test_narrower_ends_count(bus, tmp_path):
 
 @pytest.mark.parametrize("given", [{}, {"low": {"shoulder.pos": -1.0}}])
 def test_a_robot_that_does_not_tell_its_units_is_refused(given, paper_arm, tmp_path):
-    with pytest.raises(ConfigError, match=r"does not tell the unit of shoulder.pos: give both of its ends"):
+    with pytest.raises(
+        ConfigError, match=r"does not tell the unit of shoulder.pos: give both of its ends"
+    ):
         LeRobotArm("paper_arm", {"calibration_dir": str(tmp_path)}, **given)
 
 
@@ -147,17 +188,25 @@ def test_speeds_are_numbers_above_0(speed, bus, tmp_path):
         so101(tmp_path, speeds={"joint_speed": speed})
 
 
-# -------------------------------------------------------------------------------------------------------------------- config
+# ------------------------------------------------------------------------------------------- config
 def test_a_config_is_read_as_lerobots_own_command_line_does(bus, tmp_path):
     camera = {"type": "opencv", "index_or_path": 0, "width": 640, "height": 480, "fps": 30}
     arm = so101(tmp_path, options={"cameras": {"front": camera}})
     assert arm.embodiment.cameras[0].name == "front" and arm.embodiment.cameras[0].height == 480
-    for options, said in (({"cameras": {"front": {"type": "nothing"}}}, "cameras.front"), ({"nonsense": 1}, "nonsense")):
-        with pytest.raises(ConfigError, match=f"options of lerobot's robot so101_follower are wrong: .*{said}"):
+    for options, said in (
+        ({"cameras": {"front": {"type": "nothing"}}}, "cameras.front"),
+        ({"nonsense": 1}, "nonsense"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"options of lerobot's robot so101_follower are wrong: .*{said}"
+        ):
             so101(tmp_path, options=options)
 
 
-NEW_WORDS = "'feetech-servo-sdk' is required but not installed. Install it with: pip install 'lerobot[feetech]' (or uv ...)"
+NEW_WORDS = (
+    "'feetech-servo-sdk' is required but not installed. Install it with: pip install "
+    "'lerobot[feetech]' (or uv ...)"
+)
 MISSING = {  # by lerobot 0.4 and 0.6
     "scservo_sdk": ModuleNotFoundError("No module named 'scservo_sdk'", name="scservo_sdk"),
     "feetech-servo-sdk": ImportError(NEW_WORDS),
@@ -177,7 +226,7 @@ def test_a_vendors_package_that_is_missing_is_named(package, monkeypatch, tmp_pa
         so101(tmp_path)
 
 
-# --------------------------------------------------------------------------------------------------------- what a bus raises
+# -------------------------------------------------------------------------------- what a bus raises
 def raising(error: Exception, first: int, count: int = 1, writes: bool = False):
     left = [count]
 
@@ -189,8 +238,20 @@ def raising(error: Exception, first: int, count: int = 1, writes: bool = False):
     return fault
 
 
-KINDS = [IndexError("list index out of range"), KeyError("gripper"), ValueError("bad"), ZeroDivisionError(), RuntimeError()]
-KINDS += [TypeError("x"), AssertionError(), OSError("input/output error"), EOFError(), NotImplementedError()]
+KINDS = [
+    IndexError("list index out of range"),
+    KeyError("gripper"),
+    ValueError("bad"),
+    ZeroDivisionError(),
+    RuntimeError(),
+]
+KINDS += [
+    TypeError("x"),
+    AssertionError(),
+    OSError("input/output error"),
+    EOFError(),
+    NotImplementedError(),
+]
 
 
 def test_one_lost_packet_is_read_again(bus, tmp_path):
@@ -214,18 +275,24 @@ def test_numbers_that_are_not_finite_are_no_measurement(bus, tmp_path):
     with pytest.raises(RobotLost, match="nan"):
         arm.observe()
     arm.hold()
-    assert FakeBus.made.goals[-1] == dict.fromkeys(NAMES, 10.0), "it keeps the last pose that was one"
+    assert FakeBus.made.goals[-1] == dict.fromkeys(NAMES, 10.0), (
+        "it keeps the last pose that was one"
+    )
 
 
 class Served:
     """The arm's process without a process, the supervisor, and a person who has control."""
 
     def __init__(self, tmp_path, driver: str):
-        self.server = ArmServer({"socket": str(tmp_path / "a"), "driver": driver, "options": {"place": str(tmp_path)}})
+        self.server = ArmServer(
+            {"socket": str(tmp_path / "a"), "driver": driver, "options": {"place": str(tmp_path)}}
+        )
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
         robot = RemoteRobot(str(tmp_path / "a"))
-        limits = limit_files.parse(SLOW, robot.limits, limit_files.needed("joints", False, False), "test")
+        limits = limit_files.parse(
+            SLOW, robot.limits, limit_files.needed("joints", False, False), "test"
+        )
         self.supervisor = Supervisor(robot, limits, SupervisorConfig(), time.monotonic())
         self._writer, self._tick = Writer("operator", time.monotonic), -1
         self.send(Hello, role="teleop", pid=1)
@@ -242,7 +309,10 @@ class Served:
     def until(self, mode: Mode, seconds: float = 5.0) -> None:
         end = time.monotonic() + seconds
         while self.supervisor.modes.mode is not mode:
-            assert time.monotonic() < end, (self.supervisor.modes.mode, self.supervisor.modes.faults)
+            assert time.monotonic() < end, (
+                self.supervisor.modes.mode,
+                self.supervisor.modes.faults,
+            )
             self.run(1)
 
     def run(self, ticks: int) -> None:
@@ -264,7 +334,9 @@ class Driver(LeRobotArm):
     """What a config names: the SO-101 of this test."""
 
     def __init__(self, place: str):
-        super().__init__("so101_follower", {"port": "/dev/ttyACM0", "id": "a", "calibration_dir": place})
+        super().__init__(
+            "so101_follower", {"port": "/dev/ttyACM0", "id": "a", "calibration_dir": place}
+        )
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -283,14 +355,25 @@ def test_whatever_the_bus_raises_the_arm_holds_under_a_latched_fault(writes, bus
             told = len(made.goals)
             session.supervisor.robot.command(Reference(0.0, joints=np.full(6, 50.0)))
             session.run(5)
-            assert session.supervisor.modes.mode is Mode.FAULT and FAILED in session.supervisor.modes.faults, error
-            assert all(max(goal.values()) < 20.0 for goal in made.goals[told:]), "stopped: what comes later is not done"
-            reasons = [m.value for _, m in session.supervisor.outbox if isinstance(m, Notice) and m.name == "fault"]
+            assert (
+                session.supervisor.modes.mode is Mode.FAULT
+                and FAILED in session.supervisor.modes.faults
+            ), error
+            assert all(max(goal.values()) < 20.0 for goal in made.goals[told:]), (
+                "stopped: what comes later is not done"
+            )
+            reasons = [
+                m.value
+                for _, m in session.supervisor.outbox
+                if isinstance(m, Notice) and m.name == "fault"
+            ]
             assert any(type(error).__name__ in why for why in reasons), (error, reasons)
             session.supervisor.outbox.clear()
             session.say("ack")
             session.until(Mode.IDLE)
-        assert all(made.torque.values()) and made.calls.count("limp") == 1, "but for the one before it was driven"
+        assert all(made.torque.values()) and made.calls.count("limp") == 1, (
+            "but for the one before it was driven"
+        )
     finally:
         session.close()
 
@@ -326,14 +409,27 @@ class Telling:
 
     name, capabilities = "telling", Capabilities(gain=6.0, holds=True)
     limits = limit_files.Limits(
-        speed=0.5, acceleration=5.0, jerk=100.0, step=0.1, box=limit_files.Box((-1.0,) * 3, (1.0,) * 3),
-        joint_low=(-3.0,) * 7, joint_high=(3.0,) * 7,
-    )  # fmt: skip
+        speed=0.5,
+        acceleration=5.0,
+        jerk=100.0,
+        step=0.1,
+        box=limit_files.Box((-1.0,) * 3, (1.0,) * 3),
+        joint_low=(-3.0,) * 7,
+        joint_high=(3.0,) * 7,
+    )
     embodiment = EmbodimentSpec(
-        name="telling", action_names=("dx", "dy", "dz"), action_units=("m",) * 3, action_low=(-0.05,) * 3,
-        action_high=(0.05,) * 3, frame="base", rotation="none", gripper="none", control_hz=10.0, cameras=(),
+        name="telling",
+        action_names=("dx", "dy", "dz"),
+        action_units=("m",) * 3,
+        action_low=(-0.05,) * 3,
+        action_high=(0.05,) * 3,
+        frame="base",
+        rotation="none",
+        gripper="none",
+        control_hz=10.0,
+        cameras=(),
         proprio_names=("x", "y", "z"),
-    )  # fmt: skip
+    )
 
     def __init__(self):
         self.says, self.shows = told(), []
@@ -349,25 +445,65 @@ class Telling:
 
 def told(**changes) -> Measured:
     place, jacobian = np.array([0.1, 0.0, 0.3]), np.arange(42.0).reshape(6, 7) / 42.0
-    sound = Measured(1.0, place, np.array([0.0, 1.0, 0.0, 0.0]), np.zeros(7), np.zeros(7), 0.5, np.zeros(6), place, jacobian)
+    sound = Measured(
+        1.0,
+        place,
+        np.array([0.0, 1.0, 0.0, 0.0]),
+        np.zeros(7),
+        np.zeros(7),
+        0.5,
+        np.zeros(6),
+        place,
+        jacobian,
+    )
     return dataclasses.replace(sound, **changes)
 
 
 NAN, INF = float("nan"), float("inf")
 UNSOUND = [
-    *((name, value) for name in ("position", "quaternion", "joints", "joint_velocity", "wrench", "proprio")
-      for value in (None, "up", [None] * 7, [[0.0], [0.0, 1.0]], 0.0, object(), ["1"] * 7)),
-    *((name, np.append(getattr(told(), name)[1:], bad)) for name in ("position", "joints", "joint_velocity", "wrench",
-      "proprio", "quaternion") for bad in (NAN, INF, 1e300)),
-    *((name, value) for name in ("stamp", "gripper") for value in (None, "x", NAN, -INF, [0.5], True, 10**400, 1j)),
-    ("position", np.zeros(2)), ("position", np.zeros(0)), ("position", np.zeros((1, 3))), ("position", [0.0, 0.0, 150.0]),
-    ("quaternion", np.zeros(4)), ("quaternion", np.ones(4)), ("quaternion", np.zeros(0)), ("quaternion", [1.0, 0.0, 0.0]),
-    ("joints", np.zeros(6)), ("joints", np.zeros(0)), ("joint_velocity", np.zeros(3)), ("joint_velocity", np.zeros(8)),
-    ("wrench", np.zeros(3)), ("proprio", np.zeros(4)), ("jacobian", np.zeros((7, 6))), ("jacobian", np.zeros(42)),
-    ("jacobian", np.full((6, 7), NAN)), ("jacobian", np.where(np.arange(42).reshape(6, 7) == 3, NAN, 0.1)),
-    ("jacobian", np.full((6, 7), INF)), ("jacobian", np.full((6, 7), 1e300)), ("jacobian", np.zeros((6, 6))),
-    ("jacobian", "none"), ("errors", None), ("errors", "reflex"), ("errors", (1,)), ("errors", 3), ("errors", {"reflex": 1}),
-]  # fmt: skip
+    *(
+        (name, value)
+        for name in ("position", "quaternion", "joints", "joint_velocity", "wrench", "proprio")
+        for value in (None, "up", [None] * 7, [[0.0], [0.0, 1.0]], 0.0, object(), ["1"] * 7)
+    ),
+    *(
+        (name, np.append(getattr(told(), name)[1:], bad))
+        for name in ("position", "joints", "joint_velocity", "wrench", "proprio", "quaternion")
+        for bad in (NAN, INF, 1e300)
+    ),
+    *(
+        (name, value)
+        for name in ("stamp", "gripper")
+        for value in (None, "x", NAN, -INF, [0.5], True, 10**400, 1j)
+    ),
+    ("position", np.zeros(2)),
+    ("position", np.zeros(0)),
+    ("position", np.zeros((1, 3))),
+    ("position", [0.0, 0.0, 150.0]),
+    ("quaternion", np.zeros(4)),
+    ("quaternion", np.ones(4)),
+    ("quaternion", np.zeros(0)),
+    ("quaternion", [1.0, 0.0, 0.0]),
+    ("joints", np.zeros(6)),
+    ("joints", np.zeros(0)),
+    ("joint_velocity", np.zeros(3)),
+    ("joint_velocity", np.zeros(8)),
+    ("wrench", np.zeros(3)),
+    ("proprio", np.zeros(4)),
+    ("jacobian", np.zeros((7, 6))),
+    ("jacobian", np.zeros(42)),
+    ("jacobian", np.full((6, 7), NAN)),
+    ("jacobian", np.where(np.arange(42).reshape(6, 7) == 3, NAN, 0.1)),
+    ("jacobian", np.full((6, 7), INF)),
+    ("jacobian", np.full((6, 7), 1e300)),
+    ("jacobian", np.zeros((6, 6))),
+    ("jacobian", "none"),
+    ("errors", None),
+    ("errors", "reflex"),
+    ("errors", (1,)),
+    ("errors", 3),
+    ("errors", {"reflex": 1}),
+]
 
 
 @pytest.mark.parametrize(("name", "value"), UNSOUND, ids=lambda x: x if isinstance(x, str) else "")
@@ -379,7 +515,9 @@ def test_a_measurement_that_cannot_be_used_is_a_lost_robot(name, value):
     robot.says = told(**{name: value})
     with pytest.raises(RobotLost, match="telling"):
         supervisor.robot.observe()
-    assert supervisor.tick(1, 0.02).faults == ("robot lost",) and supervisor.modes.mode is Mode.FAULT
+    assert (
+        supervisor.tick(1, 0.02).faults == ("robot lost",) and supervisor.modes.mode is Mode.FAULT
+    )
 
 
 @pytest.mark.parametrize("says", [None, (1, 2), {}, Measured], ids=str)
@@ -397,7 +535,11 @@ def test_what_is_no_measurement_is_a_lost_robot(says):
     [
         {"jacobian": None, "wrench": np.zeros(0), "joint_velocity": np.zeros(0)},
         {"position": [0, 0, 1], "quaternion": (0.0, 0.0, 0.0, 1.005), "errors": ["reflex"]},
-        {"joints": np.zeros(7, dtype=np.float32), "gripper": np.float32(1.5), "stamp": np.array(1.7e9)},
+        {
+            "joints": np.zeros(7, dtype=np.float32),
+            "gripper": np.float32(1.5),
+            "stamp": np.array(1.7e9),
+        },
     ],
 )
 def test_a_measurement_that_can_be_used_is_the_drivers_in_arrays_of_ones_own(changes):
@@ -407,7 +549,11 @@ def test_a_measurement_that_can_be_used_is_the_drivers_in_arrays_of_ones_own(cha
     for name in (f.name for f in dataclasses.fields(Measured)):
         mine, its = getattr(found, name), getattr(given, name)
         np.testing.assert_array_equal(mine, its)
-        assert mine is None or not isinstance(mine, np.ndarray) or (mine.dtype == float and mine is not its)
+        assert (
+            mine is None
+            or not isinstance(mine, np.ndarray)
+            or (mine.dtype == float and mine is not its)
+        )
     assert type(found.errors) is tuple and type(found.stamp) is type(found.gripper) is float
 
 
@@ -424,9 +570,18 @@ IMAGE = np.zeros((2, 3, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
-    "shows", [None, [None], [IMAGE], [Picture("front", 0, 0.0, None)], [Picture("front", 0, 0.0, IMAGE[0])],
-              [Picture("front", 0, 0.0, IMAGE / 255.0)], [Picture("front", 1, 0.0, IMAGE[:1])]], ids=lambda _: "",
-)  # fmt: skip
+    "shows",
+    [
+        None,
+        [None],
+        [IMAGE],
+        [Picture("front", 0, 0.0, None)],
+        [Picture("front", 0, 0.0, IMAGE[0])],
+        [Picture("front", 0, 0.0, IMAGE / 255.0)],
+        [Picture("front", 1, 0.0, IMAGE[:1])],
+    ],
+    ids=lambda _: "",
+)
 def test_pictures_that_cannot_be_used_are_a_lost_robot(shows):
     robot = Telling()
     robot.shows = [Picture("front", 0, 0.0, IMAGE)]

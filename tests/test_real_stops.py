@@ -35,7 +35,11 @@ from real.robots.server import ArmServer, read_log
 from real.supervisor import guard
 from real.supervisor.loop import Loop
 
-FAKE = BodyConfig(limits=str(LIMITS / "fake_point.yaml"), record=False, supervisor={"required": ["guard", "console"]})
+FAKE = BodyConfig(
+    limits=str(LIMITS / "fake_point.yaml"),
+    record=False,
+    supervisor={"required": ["guard", "console"]},
+)
 
 
 def left_unread(server: Server, client: socket.socket) -> None:
@@ -60,7 +64,7 @@ def connected(server: Server) -> socket.socket:
     return client
 
 
-# ------------------------------------------------------------------------------------------------------------------ sockets
+# ------------------------------------------------------------------------------------------ sockets
 def test_the_last_word_of_who_left_without_reading_is_heard(server):
     left_unread(server, connected(server))
     packets, gone = server.poll(0.5)
@@ -89,7 +93,9 @@ def test_a_client_hears_the_farewell_though_it_said_something_that_nobody_read(s
     server.poll(0.5)
     for connection in server.connections:
         fields = {"mode": "IDLE", "epoch": 0, "tick": 0, "episode": 0}
-        bye = Writer("supervisor", time.monotonic).make(Notice, name="farewell", value="", by="supervisor", **fields)
+        bye = Writer("supervisor", time.monotonic).make(
+            Notice, name="farewell", value="", by="supervisor", **fields
+        )
         server.send(connection, encode(bye))
     client.send(Event, name="note", value="unread", at=0.0, lease="")
     server.close()
@@ -101,11 +107,14 @@ def test_a_client_hears_the_farewell_though_it_said_something_that_nobody_read(s
 
 
 def test_no_stop_is_one_too_many_for_the_arms_process(tmp_path):
-    served, ordinary = (Server(tmp_path / name, **rate) for name, rate in (("a", {"rate": float("inf")}), ("b", {})))
+    served, ordinary = (
+        Server(tmp_path / name, **rate) for name, rate in (("a", {"rate": float("inf")}), ("b", {}))
+    )
     for server, heard in ((served, 1000), (ordinary, 600)):
         client, packets = connected(server), []
         until = time.monotonic() + 1.0
-        while int(time.monotonic()) == int(until - 1.0):  # begin with a whole second, which the rate counts by
+        # begin with a whole second, which the rate counts by
+        while int(time.monotonic()) == int(until - 1.0):
             time.sleep(0.001)
         for _ in range(1000):
             client.send(b"stop")
@@ -116,7 +125,7 @@ def test_no_stop_is_one_too_many_for_the_arms_process(tmp_path):
         server.close()
 
 
-# -------------------------------------------------------------------------------------------------------- the arm's process
+# -------------------------------------------------------------------------------- the arm's process
 class Bus:
     """An arm behind a bus that may lose what it is told; ``told`` is what came through."""
 
@@ -166,7 +175,9 @@ def test_of_commands_that_waited_the_newest_is_carried_out_and_a_stop_comes_firs
     for packet in (command(7), msgpack.packb(["clear"])):
         client.send(packet)
     arm._serve(0.1)
-    assert arm.robot.told[3:] == ["clear"], "what was asked for while it was stopped is not done once it is cleared"
+    assert arm.robot.told[3:] == ["clear"], (
+        "what was asked for while it was stopped is not done once it is cleared"
+    )
     client.close()
 
 
@@ -200,10 +211,19 @@ def test_a_guards_stop_counts_once_the_arm_says_so(arm, monkeypatch):
 
 def test_a_stop_that_a_bus_lost_is_not_confirmed_and_comes_again(paper_arm, tmp_path):
     ends = dict.fromkeys(paper_arm.JOINTS, 0.0), dict.fromkeys(paper_arm.JOINTS, 100.0)
-    arm = LeRobotArm("paper_arm", {"port": "x", "calibration_dir": tmp_path}, low=ends[0], high=ends[1], clock=Clock())
+    arm = LeRobotArm(
+        "paper_arm",
+        {"port": "x", "calibration_dir": tmp_path},
+        low=ends[0],
+        high=ends[1],
+        clock=Clock(),
+    )
     arm.connect()
     arm.observe()
-    send, arm.device.send_action = arm.device.send_action, lambda action: (_ for _ in ()).throw(ConnectionError("lost"))
+    send, arm.device.send_action = (
+        arm.device.send_action,
+        lambda action: (_ for _ in ()).throw(ConnectionError("lost")),
+    )
     assert arm.stop() is False
     told = len(arm.device.told)
     arm.device.send_action = send
@@ -244,7 +264,7 @@ def test_who_has_no_arm_any_more_is_told(arm):
         stop_arm(address)
 
 
-# ------------------------------------------------------------------------------------------------------------ the supervisor
+# ----------------------------------------------------------------------------------- the supervisor
 def test_an_acknowledgement_is_not_of_what_came_after_it():
     for later in ("stop", "estop", "fault"):
         clock = Clock()
@@ -272,10 +292,13 @@ def test_only_a_session_that_ends_in_order_says_farewell(server):
         loop = Loop.__new__(Loop)
         rig = Rig(point_robot(Clock()), Clock())
         rig.supervisor.clients = dict.fromkeys(server.connections)
-        loop.supervisor, loop.server = rig.supervisor, SimpleNamespace(
-            connections=server.connections, send=server.send, close=lambda: None
+        loop.supervisor, loop.server = (
+            rig.supervisor,
+            SimpleNamespace(connections=server.connections, send=server.send, close=lambda: None),
         )
-        loop.robot = SimpleNamespace(stop=partial(stopped.append, "stop"), close=partial(stopped.append, "close"))
+        loop.robot = SimpleNamespace(
+            stop=partial(stopped.append, "stop"), close=partial(stopped.append, "close")
+        )
         rig.supervisor._notice("note", "", "supervisor")
         loop.close(in_order)
         assert [m.name for m in client.newest() if isinstance(m, Notice)] == said
@@ -295,8 +318,13 @@ def moving(folder, body: Body):
 def test_a_session_that_ends_does_not_wait_for_its_policy_to_stop_the_arm(tmp_path):
     with Body(tmp_path, FAKE) as body:
         operator, policy = moving(tmp_path, body)
-        slow = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: 0); print('ready', flush=True); time.sleep(1)"
-        body.processes["policy"] = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.PIPE)
+        slow = (
+            "import signal, time; signal.signal(signal.SIGTERM, lambda *_: 0); print('ready', "
+            "flush=True); time.sleep(1)"
+        )
+        body.processes["policy"] = subprocess.Popen(
+            [sys.executable, "-c", slow], stdout=subprocess.PIPE
+        )
         pipe = body.processes["policy"].stdout
         pipe.readline()
         when = time.monotonic()
@@ -359,7 +387,9 @@ def test_where_the_launcher_is_killed_the_arm_comes_to_rest_before_anybody_ends(
     log = read_log(tmp_path / "run" / "arm.log")
     path = np.array([place for _, place in log["path"]])
     assert np.linalg.norm(path[-1] - path[-20]) < 1e-3, "at rest when it ended"
-    assert "hold" in [name for _, name in log["event"][-3:]] or "stop" in [name for _, name in log["event"]]
+    assert "hold" in [name for _, name in log["event"][-3:]] or "stop" in [
+        name for _, name in log["event"]
+    ]
 
 
 def running(pid: int) -> bool:
@@ -371,7 +401,7 @@ def running(pid: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
-# --------------------------------------------------------------------------------------------------------------- the console
+# -------------------------------------------------------------------------------------- the console
 class Line:
     """The console's connection to the supervisor; ``sent`` is what went out."""
 
@@ -392,7 +422,9 @@ class Line:
 def test_a_renewal_under_way_does_not_give_control_to_nobody():
     clock, told = Clock(), []
     line = Line(clock)
-    control = Control(line, clock, lambda viewer, kind, **fields: told.append((viewer.name, fields["mine"])))
+    control = Control(
+        line, clock, lambda viewer, kind, **fields: told.append((viewer.name, fields["mine"]))
+    )
     first, second = SimpleNamespace(name="first"), SimpleNamespace(name="second")
     control.request(first, "", False)
     control.hear(line.grant("one"))
@@ -405,7 +437,12 @@ def test_a_renewal_under_way_does_not_give_control_to_nobody():
     control.hear_holder("")
     control.hear(line.grant("two"))
     assert control.holds(second) and control.token == "two" and told[-1] == ("second", True)
-    assert [m.ask for m in line.sent if hasattr(m, "ask")] == ["request", "renew", "release", "request"]
+    assert [m.ask for m in line.sent if hasattr(m, "ask")] == [
+        "request",
+        "renew",
+        "release",
+        "request",
+    ]
 
 
 def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_refused():
@@ -415,14 +452,26 @@ def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_r
     numbers = iter(range(10_000))
 
     def say(name: str) -> None:
-        text = {"k": "event", "c": page.nonce, "n": next(numbers), "t": clock(), "name": name, "value": "", "at": clock()}
+        text = {
+            "k": "event",
+            "c": page.nonce,
+            "n": next(numbers),
+            "t": clock(),
+            "name": name,
+            "value": "",
+            "at": clock(),
+        }
         hub.hear_page(page, json.dumps(text))
 
     for _ in range(200):
         say("note")
     for name in ("pause", "stop", "estop"):
         say(name)
-    assert [m.name for m in hub.link.sent if isinstance(m, Event) and m.name != "note"] == ["pause", "stop", "estop"]
+    assert [m.name for m in hub.link.sent if isinstance(m, Event) and m.name != "note"] == [
+        "pause",
+        "stop",
+        "estop",
+    ]
     while page.out.take() is not None:
         pass
     for _ in range(40):
@@ -436,13 +485,22 @@ def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_r
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
 def test_an_arms_process_whose_launcher_ends_while_it_starts_ends_too(delay, named, tmp_path):
-    """``named``: as `Body` says who launches it; else it looks at its parent as it begins, or finds that it has none."""
+    """``named``: as `Body` says who launches it; else it looks at its parent as it begins, or
+    finds that it has none."""
     config = tmp_path / "arm.json"
     config.write_text(json.dumps({"socket": str(tmp_path / "a"), "world": "fake", "hz": 100.0}))
     environ = "dict(os.environ, VLA_RL_LAUNCHER=str(os.getpid()))" if named else "None"
-    started = f"[sys.executable, '-m', 'real.robots.server', {str(config)!r}], start_new_session=True, env={environ}"
-    code = f"import os, subprocess, sys, time; p = subprocess.Popen({started}); print(p.pid, flush=True); time.sleep(100)"
-    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    started = (
+        f"[sys.executable, '-m', 'real.robots.server', {str(config)!r}], start_new_session=True, "
+        f"env={environ}"
+    )
+    code = (
+        f"import os, subprocess, sys, time; p = subprocess.Popen({started}); print(p.pid, "
+        "flush=True); time.sleep(100)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     pid = int(launcher.stdout.readline())
     time.sleep(delay)
     launcher.kill()
@@ -455,18 +513,28 @@ def test_an_arms_process_whose_launcher_ends_while_it_starts_ends_too(delay, nam
 
 
 def test_a_guard_whose_supervisor_was_late_goes_on_watching(server, monkeypatch):
-    """It stops the arm once, says so as a fault as soon as somebody hears, and stops it again the next time."""
+    """It stops the arm once, says so as a fault as soon as somebody hears, and stops it again
+    the next time."""
     monkeypatch.setattr(guard, "SILENCE_S", 0.05)
     monkeypatch.setattr(guard, "GONE_S", 0.5)
     client, stops, status = Client(server.path, "guard", beat_hz=0.0), [], []
     server.poll(0.5)
-    watching = threading.Thread(target=lambda: status.append(guard.watch(client, lambda: stops.append(1))), daemon=True)
+    watching = threading.Thread(
+        target=lambda: status.append(guard.watch(client, lambda: stops.append(1))), daemon=True
+    )
     watching.start()
 
     def say(name: str) -> None:
         for connection in list(server.connections):
             notice = Writer("supervisor", time.monotonic).make(
-                Notice, name=name, value="", by="supervisor", mode="IDLE", epoch=0, tick=0, episode=0
+                Notice,
+                name=name,
+                value="",
+                by="supervisor",
+                mode="IDLE",
+                epoch=0,
+                tick=0,
+                episode=0,
             )
             server.send(connection, encode(notice))
 
@@ -476,7 +544,9 @@ def test_a_guard_whose_supervisor_was_late_goes_on_watching(server, monkeypatch)
         say("lease")
         said = [decode(p) for _, p in server.poll(1.0)[0]]
         faults = [m for m in said if isinstance(m, Event)]
-        assert [m.name for m in faults] == ["fault"] and "supervisor was silent for 0." in faults[0].value
+        assert [m.name for m in faults] == ["fault"] and "supervisor was silent for 0." in faults[
+            0
+        ].value
     watching.join(5.0)
     assert status == [3] and len(stops) == 3, "after half a second of silence it is not waited for"
     client.close()

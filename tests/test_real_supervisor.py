@@ -1,4 +1,5 @@
-"""The supervisor in virtual time: who moves the arm, what is void, what makes it stop. The arm's own log is the truth."""
+"""The supervisor in virtual time: who moves the arm, what is void, what makes it stop. The arm's
+own log is the truth."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_a_chunk_is_executed_row_by_row_and_recorded_as_it_was_executed():
     states = session.run(0.2)
     done = [s for s in states if s.step_done]
     assert [s.step for s in done] == [0, 1, 2]
-    assert [(s.decision, s.index, s.policy_version) for s in done] == [(0, i, "v0") for i in range(3)]
+    assert [(s.decision, s.index, s.policy_version) for s in done] == [
+        (0, i, "v0") for i in range(3)
+    ]
     for state, row in zip(done, rows):
         assert state.policy == row and state.human == () and not state.is_human
         np.testing.assert_allclose(state.sent, row, atol=1e-12)
@@ -48,7 +51,8 @@ def test_a_chunk_is_executed_row_by_row_and_recorded_as_it_was_executed():
 def test_a_start_tick_is_kept_and_late_rows_are_skipped_never_hurried():
     session = rig().auto()
     session.run(0.1)
-    session.chunk([EAST] * 4, start=session.tick - 7)  # rows were due at -7, -2, 3 and 8 ticks from now
+    # rows were due at -7, -2, 3 and 8 ticks from now
+    session.chunk([EAST] * 4, start=session.tick - 7)
     states = session.run(0.2)
     followed = [i for i, s in enumerate(states) if not s.holding]
     assert followed == list(range(2, 12)) and {s.index for s in states if not s.holding} == {2, 3}
@@ -74,7 +78,9 @@ def test_a_takeover_in_mid_chunk_leaves_nothing_of_the_policy():
     pressed, epoch = session.clock(), session.supervisor.modes.epoch
     states = session.run(0.3)
     assert session.mode == "HUMAN" and all(s.mode == "HUMAN" and s.policy == () for s in states)
-    assert next(s.tick for s in states if s.is_human) == states[0].tick, "followed in the tick after it came"
+    assert next(s.tick for s in states if s.is_human) == states[0].tick, (
+        "followed in the tick after it came"
+    )
     north = np.array([v[:3] for v in targets_since(session, pressed)])
     assert len(north) == 29 and (np.diff(north[:, 1])[4:] > -1e-9).all()
     session.chunk([EAST], epoch=epoch)  # what the policy infers meanwhile
@@ -137,7 +143,9 @@ def test_a_dead_policy_makes_the_arm_hold_and_then_latches(how, gain):
     last_target = max(t for t, _ in session.robot.log.targets)
     assert last_target - since <= limit
     path = [(t, p) for t, p in session.robot.log.path if t > since]
-    rest = next(t for (t, p), (u, q) in itertools.pairwise(path) if np.linalg.norm(q - p) / (u - t) < 0.01)
+    rest = next(
+        t for (t, p), (u, q) in itertools.pairwise(path) if np.linalg.norm(q - p) / (u - t) < 0.01
+    )
     assert rest - since <= (0.15 if how == "killed" else 0.3)
     assert np.linalg.norm(path[-1][1] - start) <= (0.02 if how == "killed" else 0.055)
     assert session.mode == "AUTO", "a policy that comes back within a second goes on"
@@ -160,22 +168,39 @@ def test_a_policy_that_thinks_holds_and_at_last_pauses():
 
 BAD = {
     "duplicate": lambda s, good: good,
-    "reordered": lambda s, good: dataclasses.replace(good, seq=good.seq + 2, decision=good.decision),
-    "expired": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, stamp=s.clock() - 1, expiry=s.clock() - 0.5),
-    "not finite": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, actions=((math.nan,) * 4,)),
-    "infinite": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, actions=(EAST, (math.inf,) * 4)),
-    "of a dead epoch": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, epoch=max(good.epoch - 1, 0)),
-    "of a coming epoch": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, epoch=good.epoch + 1),
-    "late": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, start=max(1, s.tick - 40), decision=10**6),
+    "reordered": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 2, decision=good.decision
+    ),
+    "expired": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, stamp=s.clock() - 1, expiry=s.clock() - 0.5
+    ),
+    "not finite": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, actions=((math.nan,) * 4,)
+    ),
+    "infinite": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, actions=(EAST, (math.inf,) * 4)
+    ),
+    "of a dead epoch": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, epoch=max(good.epoch - 1, 0)
+    ),
+    "of a coming epoch": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, epoch=good.epoch + 1
+    ),
+    "late": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, start=max(1, s.tick - 40), decision=10**6
+    ),
     "blind": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, obs_stamp=s.clock() - 0.4),
     "narrow": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, actions=((0.01, 0.0),)),
 }
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from(sorted(BAD)), st.integers(0, 12)), min_size=1, max_size=12))
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(BAD)), st.integers(0, 12)), min_size=1, max_size=12)
+)
 def test_of_late_duplicated_reordered_expired_and_nan_chunks_none_runs(bad):
-    """Marked by an action that no good chunk has: it must never reach the arm, whatever is sent in between and when."""
+    """Marked by an action that no good chunk has: it must never reach the arm, whatever is sent
+    in between and when."""
     session = rig().auto()
     session.run(0.6)
     marked = (-0.05, 0.0, 0.0, -1.0)
@@ -183,7 +208,11 @@ def test_of_late_duplicated_reordered_expired_and_nan_chunks_none_runs(bad):
         good = session.chunk([EAST] * 2)
         session.run(wait * DT)
         wrong = BAD[kind](session, good)
-        if kind != "duplicate" and all(math.isfinite(x) for row in wrong.actions for x in row) and kind != "narrow":
+        if (
+            kind != "duplicate"
+            and all(math.isfinite(x) for row in wrong.actions for x in row)
+            and kind != "narrow"
+        ):
             wrong = dataclasses.replace(wrong, actions=(marked,) * 3)
         session.supervisor.receive("policy", wrong, session.clock())
         session.writers["policy"].seq = max(session.writers["policy"].seq, wrong.seq)
@@ -264,7 +293,8 @@ def test_an_emergency_stop_from_anyone():
 
 @pytest.mark.parametrize("why", ["stopped", "silent"])
 def test_an_arm_that_was_moved_in_a_fault_stays_where_it_is(why):
-    """One that cannot hold by itself, as lerobot's: servos without power sink, or are moved by hand."""
+    """One that cannot hold by itself, as lerobot's: servos without power sink, or are moved by
+    hand."""
     lost = (Fault("silent", at=0.4, seconds=0.5),) if why == "silent" else ()
     session = rig(*lost, gain=0.0)
     session.robot.capabilities = dataclasses.replace(session.robot.capabilities, holds=False)
@@ -296,13 +326,17 @@ def test_one_holder_at_a_time():
     session.send("other", Hello, role="console", pid=3)
     assert not session.lease("other")
     session.event("takeover", name="other", lease="a wrong token")
-    assert session.mode == "AUTO" and any("holder of control" in m.reason for _, m in session.said if isinstance(m, Refused))
+    assert session.mode == "AUTO" and any(
+        "holder of control" in m.reason for _, m in session.said if isinstance(m, Refused)
+    )
     session.event("pause", name="other", lease="")
     assert session.mode == "PAUSED", "anybody may ask for less"
     session.event("start")
     session.chunk([EAST] * 20)
     session.run(0.1)
-    assert session.lease("other", force=True) and session.mode == "PAUSED", "forcing it pauses first"
+    assert session.lease("other", force=True) and session.mode == "PAUSED", (
+        "forcing it pauses first"
+    )
     assert "takes control" in session.notices("pause")[-1]
     session.event("stop", name="operator", lease="")
     assert session.mode == "STOPPED"
@@ -320,7 +354,8 @@ def test_a_lapsed_lease_pauses():
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_who_has_control_and_is_gone_is_not_waited_for(how):
-    """Whatever is required: a console that hangs is silent after 0.15 s, and one that ended is known at once."""
+    """Whatever is required: a console that hangs is silent after 0.15 s, and one that ended is
+    known at once."""
     session = rig().auto()
     session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
     session.run(0.1)
@@ -334,7 +369,10 @@ def test_who_has_control_and_is_gone_is_not_waited_for(how):
     session.run(0.13)
     assert session.mode == "AUTO"
     session.run(0.05)
-    assert session.mode == "PAUSED" and "operator, who has control, is silent" in session.notices("pause")[-1]
+    assert (
+        session.mode == "PAUSED"
+        and "operator, who has control, is silent" in session.notices("pause")[-1]
+    )
 
 
 def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
@@ -347,7 +385,11 @@ def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
     session.run(until - session.clock() - 1.5 * DT)
     assert session.mode == "AUTO"
     session.clock.now = until + 0.001
-    assert session.lease("other") and session.mode == "PAUSED" and "lapsed" in session.notices("pause")[-1]
+    assert (
+        session.lease("other")
+        and session.mode == "PAUSED"
+        and "lapsed" in session.notices("pause")[-1]
+    )
 
 
 def test_a_silent_device_holds():
@@ -372,7 +414,13 @@ def test_required_roles_and_cameras():
         nonlocal number
         for _ in range(round(seconds / 0.05)):
             number += fresh
-            picture = {"camera": "front", "ring": "", "slot": 0, "number": number, "device_no": number}
+            picture = {
+                "camera": "front",
+                "ring": "",
+                "slot": 0,
+                "number": number,
+                "device_no": number,
+            }
             size = {"height": 4, "width": 4, "channels": 3, "device_stamp": 0.0}
             session.send("console", Frame, math.inf, capture=session.clock(), **picture, **size)
             session.run(0.05)
@@ -407,7 +455,8 @@ def test_a_lost_robot_and_a_clock_that_jumps_are_faults(fault, said):
 
 
 def test_after_a_clock_has_jumped_there_and_back_the_session_goes_on():
-    """As one that somebody sets, or a controller that starts again: found by `vla-rl bench soak`."""
+    """As one that somebody sets, or a controller that starts again: found by `vla-rl bench
+    soak`."""
     session = rig(Fault("clock", 0.5, 0.5, 2.0)).auto()
     session.run(1.2)
     assert session.notices("fault") == ["the robot's clock jumped by 2.00 s"]
@@ -425,7 +474,9 @@ def test_what_is_counted_does_not_grow_with_the_numbers_in_it():
     for _ in range(3):
         session.chunk([EAST], epoch=session.supervisor.modes.epoch - 1 - session.tick)
         session.run(0.1)
-    assert [text for text in session.supervisor.refused if "epoch" in text] == ["chunk: it was made for epoch #"]
+    assert [text for text in session.supervisor.refused if "epoch" in text] == [
+        "chunk: it was made for epoch #"
+    ]
 
 
 def test_a_clock_that_drifts_is_followed_and_a_late_state_pauses():
@@ -469,7 +520,9 @@ def test_an_absolute_leader_never_makes_the_follower_jump():
     np.testing.assert_allclose(session.robot.world.position, start, atol=1e-6)
     session.target = (0.42, 0.4, 0.1)  # the leader moves by 2 cm, and so does the arm
     session.run(0.6)
-    np.testing.assert_allclose(session.robot.world.position, np.add(start, [0.02, 0.0, 0.0]), atol=2e-3)
+    np.testing.assert_allclose(
+        session.robot.world.position, np.add(start, [0.02, 0.0, 0.0]), atol=2e-3
+    )
 
 
 def test_resets():
@@ -500,8 +553,19 @@ def test_who_has_not_said_hello_and_who_speaks_for_another():
     session.supervisor.receive("policy", stranger, session.clock())
     assert session.mode == "AUTO"
     session.send("other", Hello, role="viewer", pid=3)
-    session.send("other", Chunk, epoch=1, start=0, hz=20.0, decision=0, policy_version="", obs_stamp=session.clock(),
-                 prefix=0, delay=0, actions=(EAST,))  # fmt: skip
+    session.send(
+        "other",
+        Chunk,
+        epoch=1,
+        start=0,
+        hz=20.0,
+        decision=0,
+        policy_version="",
+        obs_stamp=session.clock(),
+        prefix=0,
+        delay=0,
+        actions=(EAST,),
+    )
     assert any("viewer may not" in m.reason for _, m in session.said if isinstance(m, Refused))
     session.send("other", Lease, ask="renew", token="x", force=False)
     assert session.supervisor.leases.holder == "operator"
@@ -511,8 +575,11 @@ def test_what_a_reward_model_says_reaches_all_while_it_is_fresh():
     session = rig().auto()
     session.send("other", Hello, role="viewer", pid=3)
     session.send("other", Progress, model="pairwise", episode=1, step=4, value=0.25)
-    session.send("other", Progress, -0.01, model="pairwise", episode=1, step=5, value=0.5)  # expired as it is sent
-    assert [(to, m.step, m.value) for to, m in session.said if isinstance(m, Progress)] == [(None, 4, 0.25)]
+    # expired as it is sent
+    session.send("other", Progress, -0.01, model="pairwise", episode=1, step=5, value=0.5)
+    assert [(to, m.step, m.value) for to, m in session.said if isinstance(m, Progress)] == [
+        (None, 4, 0.25)
+    ]
 
 
 def test_watches_by_hand():
@@ -520,37 +587,63 @@ def test_watches_by_hand():
     assert clock.age(5.0, 100.0) == 0.0  # an offset of -95 is taken for granted at first
     assert clock.age(5.1, 100.2) == pytest.approx(0.1, abs=1e-3)
     assert clock.age(5.3, 100.3) == pytest.approx(0.0, abs=1e-3)
-    assert clock.age(7.3, 100.4) < 0 and clock.age(7.4, 100.6) == pytest.approx(0.1, abs=1e-3), "measured anew"
+    assert clock.age(7.3, 100.4) < 0 and clock.age(7.4, 100.6) == pytest.approx(0.1, abs=1e-3), (
+        "measured anew"
+    )
     back = DeviceClock()
     assert back.age(5.0, 100.0) == 0.0 and back.age(4.6, 100.1) == pytest.approx(-0.4), "it jumped"
     assert back.age(4.7, 100.2) == pytest.approx(0.0, abs=1e-3), "and is measured anew"
-    assert back.age(4.7, 100.5) == pytest.approx(0.3, abs=1e-3) and back.age(4.69, 100.6) > 0.3, "late is no jump"
-    late = DeviceClock()  # whose first picture was under way for 0.09 s, the others for 0.01; in the end for a second
+    assert back.age(4.7, 100.5) == pytest.approx(0.3, abs=1e-3) and back.age(4.69, 100.6) > 0.3, (
+        "late is no jump"
+    )
+    # whose first picture was under way for 0.09 s, the others for 0.01; in the end for a second
+    late = DeviceClock()
     for i in range(30 * 620):
-        age = late.age(500.0 + i / 30, i / 30 + (0.09 if i == 0 else 1.01 if i in (1800, 9000, 18000) else 0.01))
+        age = late.age(
+            500.0 + i / 30,
+            i / 30 + (0.09 if i == 0 else 1.01 if i in (1800, 9000, 18000) else 0.01),
+        )
         if i in (1800, 9000, 18000):
             assert age == pytest.approx(1.0, abs=0.01), i
     share = Share(4)
     assert [share.add(x) for x in (True, False, True, False, True, True)] == [False] * 5 + [True]
     assert [share.add(x) for x in (4, 0, 4, 1, 0)] == [0, 0, 0, 5, 0]
     share = Share(4)
-    assert [share.add(x) for x in (2, 2, 2, 0)] == [0, 0, 0, 2], "what was bad in them, though nothing is now"
+    assert [share.add(x) for x in (2, 2, 2, 0)] == [0, 0, 0, 2], (
+        "what was bad in them, though nothing is now"
+    )
     cameras = Cameras(("front",), 0.3)
     frame = Frame(0, "cam", 0.0, 1.0, "front", "", 0, 7, 7, 10.0, 0.0, 4, 4, 3)
     assert "no picture" in cameras.stale(10.0) and cameras.see(frame, 10.0) == ""
-    assert "twice" in cameras.see(frame, 10.1) and cameras.stale(10.2) == "" and "0.40 s ago" in cameras.stale(10.4)
-    assert cameras.see(dataclasses.replace(frame, device_no=10, capture=10.4), 10.4) == "" and cameras.gaps == {"front": 2}
+    assert (
+        "twice" in cameras.see(frame, 10.1)
+        and cameras.stale(10.2) == ""
+        and "0.40 s ago" in cameras.stale(10.4)
+    )
+    assert cameras.see(
+        dataclasses.replace(frame, device_no=10, capture=10.4), 10.4
+    ) == "" and cameras.gaps == {"front": 2}
     assert "after" in cameras.see(dataclasses.replace(frame, device_no=3, capture=10.5), 10.5)
     cameras.left("somebody else")
     assert cameras.stale(10.5) == ""
     cameras.left(frame.source)
     assert "camera front is gone" in cameras.stale(10.5), "its process ended: at once"
-    assert cameras.see(dataclasses.replace(frame, device_no=11, capture=10.6), 10.6) == "" == cameras.stale(10.6), "again"
+    assert (
+        cameras.see(dataclasses.replace(frame, device_no=11, capture=10.6), 10.6)
+        == ""
+        == cameras.stale(10.6)
+    ), "again"
     assert "future" in cameras.see(dataclasses.replace(frame, device_no=11, capture=12.0), 10.5)
 
 
 def test_settings_that_cannot_be():
-    for wrong in ({"hz": 5}, {"silence_s": 0.5}, {"fault_s": 0.0}, {"home_tolerance": math.inf}, {"home_tolerance": 0.0}):
+    for wrong in (
+        {"hz": 5},
+        {"silence_s": 0.5},
+        {"fault_s": 0.0},
+        {"home_tolerance": math.inf},
+        {"home_tolerance": 0.0},
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             SupervisorConfig(**wrong)
     ages = ("frame_age_s", "state_age_s", "silence_s")
@@ -562,7 +655,8 @@ def test_settings_that_cannot_be():
 
 @pytest.mark.parametrize("value", [1e30, 1e308, -1e5, 3.0, math.nan, math.inf])
 def test_an_action_that_means_nothing_is_a_fault_at_once(value):
-    """More than ten ranges (0.1 m) beyond its bounds: none of its row, nor of those before it, runs."""
+    """More than ten ranges (0.1 m) beyond its bounds: none of its row, nor of those before it,
+    runs."""
     session = rig().auto()
     before = session.robot.world.position.copy()
     session.chunk([(0.05, 0.0, 0.0, -1.0), (0.0, value, 0.0, -1.0)])
@@ -587,18 +681,26 @@ def test_an_action_a_little_beyond_its_bounds_is_clipped(value):
 @pytest.mark.parametrize(
     "joints, home, said",
     [
-        (False, (0.1, 0.1), "needs x y z in metres"), (False, (0.1,) * 4, "needs x y z"), (False, (0.1,) * 8, "needs x y z"),
+        (False, (0.1, 0.1), "needs x y z in metres"),
+        (False, (0.1,) * 4, "needs x y z"),
+        (False, (0.1,) * 8, "needs x y z"),
         (False, (0.1, 0.1, 0.2, 2.0, 0.0, 0.0, 0.0), "w x y z of a quaternion"),
         (False, (0.1, 0.1, 0.2, 0.0, 0.0, 0.0, 0.0), "w x y z of a quaternion"),
-        (False, (0.1, 0.1, math.nan), "finite numbers"), (False, (0.1, "x", 0.2), "finite numbers"),
-        (True, (0.1, 0.1), "needs the 3 joints"), (True, (0.1,) * 7, "needs the 3 joints"),
+        (False, (0.1, 0.1, math.nan), "finite numbers"),
+        (False, (0.1, "x", 0.2), "finite numbers"),
+        (True, (0.1, 0.1), "needs the 3 joints"),
+        (True, (0.1,) * 7, "needs the 3 joints"),
     ],
-)  # fmt: skip
+)
 def test_a_home_that_the_robot_cannot_be_sent_to_is_refused(joints, home, said):
     with pytest.raises(ConfigError, match=rf"supervisor\.home=.*{said}"):
         rig(joints=joints, config={"home": home})
 
 
 def test_a_home_is_a_place_a_pose_or_joints():
-    for joints, home in ((False, (0.1, 0.1, 0.2)), (False, (0.1, 0.1, 0.2, 0.0, 1.0, 0.0, 0.0)), (True, (0.1, 0.1, 0.2))):
+    for joints, home in (
+        (False, (0.1, 0.1, 0.2)),
+        (False, (0.1, 0.1, 0.2, 0.0, 1.0, 0.0, 0.0)),
+        (True, (0.1, 0.1, 0.2)),
+    ):
         rig(joints=joints, config={"home": home})

@@ -1,4 +1,5 @@
-"""Devices of an operator: when they engage, what their bytes mean, that no leader makes its follower jump."""
+"""Devices of an operator: when they engage, what their bytes mean, that no leader makes its
+follower jump."""
 
 from __future__ import annotations
 
@@ -20,21 +21,51 @@ from real.teleop.client import REST_S, TeleopClient
 from real.teleop.engage import Align, Clutch, Hysteresis, MotionEngage
 from real.teleop.leader import Leader, LeaderConfig, build
 from real.teleop.protocol import DeviceLost, Sample
-from real.teleop.scripted import LAG_S, Doing, OperatorConfig, Random, ScriptedOperator, Stuck, Value
+from real.teleop.scripted import (
+    LAG_S,
+    Doing,
+    OperatorConfig,
+    Random,
+    ScriptedOperator,
+    Stuck,
+    Value,
+)
 from real.teleop.spacemouse import Reports, SpaceMouse, SpaceMouseConfig, find
 from vla_rl.errors import ConfigError, MissingDependency, UserError
 
 
 def state(mode: str = "AUTO", **changes) -> m.State:
-    vectors = ("proprio", "pose", "joints", "wrench", "policy", "human", "sent", "reference", "clipped", "faults")
-    numbers = ("tick", "epoch", "episode", "step", "gripper", "measured", "queue", "gate", "lateness", "overruns")
+    vectors = (
+        "proprio",
+        "pose",
+        "joints",
+        "wrench",
+        "policy",
+        "human",
+        "sent",
+        "reference",
+        "clipped",
+        "faults",
+    )
+    numbers = (
+        "tick",
+        "epoch",
+        "episode",
+        "step",
+        "gripper",
+        "measured",
+        "queue",
+        "gate",
+        "lateness",
+        "overruns",
+    )
     fields = dict.fromkeys(vectors, ()) | dict.fromkeys(numbers, 0)
     fields |= {"holder": "", "policy_version": "", "decision": -1, "index": -1}
     fields |= dict.fromkeys(("step_done", "is_human", "holding", "slow", "estop"), False)
     return m.Writer("supervisor", lambda: 0.0).make(m.State, mode=mode, **fields | changes)
 
 
-# ------------------------------------------------------------------------------------------------------------- engaging
+# ----------------------------------------------------------------------------------------- engaging
 def test_motion_engages_at_once_and_lets_go_after_it_was_quiet():
     engage = MotionEngage(Hysteresis(on=0.2, off=0.1, hold_s=0.25))
     path = [
@@ -49,7 +80,17 @@ def test_motion_engages_at_once_and_lets_go_after_it_was_quiet():
         (0.8, 0.15),
     ]
     #       below on     on          above off    quiet       not quiet    quiet from here           0.26 s        below on
-    assert [engage.update(x, t) for t, x in path] == [False, True, True, True, True, True, True, False, False]
+    assert [engage.update(x, t) for t, x in path] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     engage.update(1.0, 1.0)
     engage.release()
     assert not engage.engaged
@@ -61,7 +102,9 @@ def test_a_clutch_takes_both_origins_anew():
     assert clutch.update(True, (5.0, 5.0), (0.0, 1.0)) == (0.0, 1.0), "engaging moves nothing"
     assert clutch.update(True, (5.5, 4.0), (0.2, 0.9)) == (0.5, 0.0)
     assert clutch.update(False, (0.0, 0.0), (0.5, 0.0)) == ()
-    assert clutch.update(True, (-3.0, 9.0), (0.5, 0.0)) == (0.5, 0.0), "the hand went back meanwhile"
+    assert clutch.update(True, (-3.0, 9.0), (0.5, 0.0)) == (0.5, 0.0), (
+        "the hand went back meanwhile"
+    )
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-1, 1)), max_size=60))
@@ -79,7 +122,10 @@ def test_a_clutch_never_jumps(path):
 
 def test_alignment():
     align = Align(("pan", "lift"), tolerance=5.0, jump=15.0)
-    assert align.update((40.0, 0.0), (0.0, 1.0)) == "move the leader's pan by -40.00 to where the arm is"
+    assert (
+        align.update((40.0, 0.0), (0.0, 1.0))
+        == "move the leader's pan by -40.00 to where the arm is"
+    )
     assert "pan" in align.update((30.0, 0.0), (0.0, 1.0))
     assert "pan" in align.update((16.0, 0.0), (0.0, 1.0))
     assert align.update((4.0, 0.0), (0.0, 1.0)) == ""
@@ -90,13 +136,14 @@ def test_alignment():
     assert align.update((18.0, math.nan), (18.0, 29.0)) == "the leader arm says no number"
 
 
-# ----------------------------------------------------------------------------------------------------------- SpaceMouse
+# --------------------------------------------------------------------------------------- SpaceMouse
 def report(kind: int, *numbers: int) -> bytes:
     return bytes([kind]) + struct.pack(f"<{len(numbers)}h", *numbers)
 
 
 def test_bytes_of_a_space_mouse():
-    """Pushed right, towards the operator and down by the full 350: back, right and down for the robot."""
+    """Pushed right, towards the operator and down by the full 350: back, right and down for the
+    robot."""
     reports = Reports()
     reports.feed(bytes.fromhex("015e0100000000"), 1.0)  # 0x015e = 350, right
     assert reports.axes(0.0) == (0, -1, 0, 0, 0, 0)
@@ -104,7 +151,9 @@ def test_bytes_of_a_space_mouse():
     assert reports.axes(0.0) == (-1, 0, 1, 0, 0, 0)
     reports.feed(report(2, 175, 0, -35), 1.2)
     assert reports.axes(0.0) == pytest.approx((-1, 0, 1, 0, -0.5, 0.1))
-    assert reports.axes(0.2) == pytest.approx((-1, 0, 1, 0, -0.375, 0)), "the dead-zone is cut out, not off"
+    assert reports.axes(0.2) == pytest.approx((-1, 0, 1, 0, -0.375, 0)), (
+        "the dead-zone is cut out, not off"
+    )
     reports.feed(report(1, 0, 0, 0, 700, 0, 0), 1.3)  # all six in one report, beyond the range
     assert reports.axes(0.0) == (0, 0, 0, 0, -1, 0)
     reports.feed(bytes([3, 2, 0]), 1.4)
@@ -115,7 +164,8 @@ def test_bytes_of_a_space_mouse():
 
 
 def test_a_space_mouse_engages_by_motion_and_its_silence_while_displaced_is_a_loss():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # like hidraw, a read is one report
+    # like hidraw, a read is one report
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mouse = SpaceMouse(SpaceMouseConfig(dead_zone=0.0))
     with pytest.raises(DeviceLost):
         mouse.read(0.0, None)
@@ -149,7 +199,7 @@ def test_a_space_mouse_is_found_by_its_vendor(tmp_path):
         SpaceMouse(SpaceMouseConfig(path=str(tmp_path / "none"))).connect()
 
 
-# ---------------------------------------------------------------------------------------------------------- leader arms
+# -------------------------------------------------------------------------------------- leader arms
 class FakeLeader:
     """What lerobot's `Teleoperator` is to this package."""
 
@@ -219,7 +269,10 @@ def test_a_relative_leader_adds_to_where_the_follower_was():
 
 @pytest.mark.parametrize(
     "fake, said",
-    [(FakeLeader(names=("pan.pos",)), "same joints"), (FakeLeader(calibrated=False), "not calibrated")],
+    [
+        (FakeLeader(names=("pan.pos",)), "same joints"),
+        (FakeLeader(calibrated=False), "not calibrated"),
+    ],
 )
 def test_a_leader_that_does_not_fit_is_one_clear_error(fake, said):
     with pytest.raises(UserError, match=said):
@@ -238,18 +291,24 @@ def test_leaders_of_lerobot_by_name():
     robot = state(proprio=(1.0, 2.0))
     assert leader.read(0.0, robot).problem == "" and leader.read(0.0, robot).target == ()
     leader.close()
-    with pytest.raises(ConfigError, match=r"options of lerobot.s leader arm test_leader are wrong: .*prot"):
+    with pytest.raises(
+        ConfigError, match=r"options of lerobot.s leader arm test_leader are wrong: .*prot"
+    ):
         build(LeaderConfig(type="test_leader", options={"prot": "here"}))
     with pytest.raises(UserError, match=r"does not connect: nothing at there"):
         Leader(LeaderConfig(type="test_leader", options={"port": "there"}), NAMES).connect()
     with pytest.raises(ConfigError, match=r"'so999'.*test_leader"):
         build(LeaderConfig(type="so999"))
-    if "scservo_sdk" not in sys.modules and importlib.util.find_spec("scservo_sdk") is None:  # (tests/so101_bus.py has one)
-        with pytest.raises(MissingDependency, match=r"so101_leader needs the package (scservo_sdk|feetech-servo-sdk)"):
+    # (tests/so101_bus.py has one)
+    if "scservo_sdk" not in sys.modules and importlib.util.find_spec("scservo_sdk") is None:
+        with pytest.raises(
+            MissingDependency,
+            match=r"so101_leader needs the package (scservo_sdk|feetech-servo-sdk)",
+        ):
             build(LeaderConfig(type="so101_leader", options={"port": "/dev/null"}))
 
 
-# ----------------------------------------------------------------------------------------------------- scripted operator
+# -------------------------------------------------------------------------------- scripted operator
 class Line:
     """A task: get from 0 to 1. The expert pushes forward."""
 
@@ -267,7 +326,8 @@ class Line:
 
 
 def play(config: OperatorConfig, seconds: float = 30.0, hz: float = 50.0, episode: int = 1):
-    """The policy does nothing; the operator's hand moves the point at 0.25 a second. Returns (time, ask) and the samples."""
+    """The policy does nothing; the operator's hand moves the point at 0.25 a second. Returns
+    (time, ask) and the samples."""
     line = Line()
     operator = ScriptedOperator(line, Stuck(line), config)
     mode, asked, samples = "AUTO", [], []
@@ -283,10 +343,14 @@ def play(config: OperatorConfig, seconds: float = 30.0, hz: float = 50.0, episod
 
 
 def test_the_scripted_operator_helps_hands_back_and_labels():
-    exact = OperatorConfig(reaction_sigma=0.0, distracted=0.0, noise=0.0, wrong_label=0.0, late_s=(0.5, 0.5))
+    exact = OperatorConfig(
+        reaction_sigma=0.0, distracted=0.0, noise=0.0, wrong_label=0.0, late_s=(0.5, 0.5)
+    )
     asked, samples = play(exact)
     first = asked[0]
-    assert first[1] == "takeover" and first[0] == pytest.approx(2.0 + 0.7, abs=0.05), "2 s of no progress, 0.7 s of reaction"
+    assert first[1] == "takeover" and first[0] == pytest.approx(2.0 + 0.7, abs=0.05), (
+        "2 s of no progress, 0.7 s of reaction"
+    )
     assert asked[1][1] == "hand_back"
     # 0.15 s of lag, 0.2 of progress at 0.25 a second, then 0.5 s late
     assert asked[1][0] - first[0] == pytest.approx(0.8 + 0.5, abs=0.1)
@@ -294,7 +358,9 @@ def test_the_scripted_operator_helps_hands_back_and_labels():
     assert names[-2:] == ["label", "end"] and asked[-2][2] == "success"
     assert names.count("takeover") >= 3
     moving = [s for s in samples if s.dead_man and s.axes[0]]
-    assert all(s.axes == (1, 0, 0, 0, 0, 0) and s.gripper == -1 for s in moving), "0.05 is in the dead-zone"
+    assert all(s.axes == (1, 0, 0, 0, 0, 0) and s.gripper == -1 for s in moving), (
+        "0.05 is in the dead-zone"
+    )
 
 
 def test_the_scripted_operator_repeats_and_seeds_differ():
@@ -312,7 +378,10 @@ def test_delays_noise_and_wrong_labels_are_as_said():
     assert np.log(delays - 0.2).std() == pytest.approx(0.4, abs=0.02)
     tired = np.median([operator.delay(3601.0) for _ in range(4000)])
     assert tired == pytest.approx(1.05, abs=0.03)
-    labels = [next(v for _, n, v in play(OperatorConfig(wrong_label=w, seed=1))[0] if n == "label") for w in (0.0, 1.0)]
+    labels = [
+        next(v for _, n, v in play(OperatorConfig(wrong_label=w, seed=1))[0] if n == "label")
+        for w in (0.0, 1.0)
+    ]
     assert labels == ["success", "failure"]
     _, samples = play(OperatorConfig(noise=0.15, lag_s=0.0))
     pushes = np.array([s.axes[0] for s in samples if s.dead_man])
@@ -347,7 +416,7 @@ def test_the_rules_of_rlif():
     assert not value.enough(state(), 0.0, 0.4) and value.enough(state(), 0.0, 0.5)
 
 
-# ------------------------------------------------------------------------------------------------------ a device's process
+# ------------------------------------------------------------------------------- a device's process
 class FakeLink:
     source = "teleop.fake"
 
@@ -435,9 +504,12 @@ def test_a_device_that_is_lost_or_robbed_is_released():
 
 
 def test_a_scripted_operator_whose_arm_holds_lets_go_and_presses_anew():
-    """Else it would hold its dead-man over an arm that stands still: found by `vla-rl bench soak`."""
+    """Else it would hold its dead-man over an arm that stands still: found by `vla-rl bench
+    soak`."""
     line = Line()
-    operator = ScriptedOperator(line, Stuck(line), OperatorConfig(reaction_sigma=0.0, distracted=0.0, lag_s=0.0))
+    operator = ScriptedOperator(
+        line, Stuck(line), OperatorConfig(reaction_sigma=0.0, distracted=0.0, lag_s=0.0)
+    )
     held, asked = [], []
     for i in range(250):
         now = i / 50
@@ -466,5 +538,8 @@ def test_a_scripted_operator_asks_through_its_client():
         if link.of(m.Lease) and not client.token:
             client.hear(grant(True, link.source, "t"))
         mode = "HUMAN" if link.of(m.Event) else "AUTO"
-    assert link.of(m.Event)[0].name == "takeover" and operator.doing in (Doing.HELPING, Doing.LETTING_GO)
+    assert link.of(m.Event)[0].name == "takeover" and operator.doing in (
+        Doing.HELPING,
+        Doing.LETTING_GO,
+    )
     assert Mode(mode) is Mode.HUMAN and any(x.dead_man and x.axes[0] > 0 for x in link.of(m.Input))

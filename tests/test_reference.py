@@ -1,4 +1,5 @@
-"""scripts/reference.py: the generated pages are those of the present source, and every key and option is explained there."""
+"""scripts/reference.py: the generated pages are those of the present source, and every key and
+option is explained there."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_an_option_without_help_is_named(reference):
 
 def test_the_site_has_a_section_for_each_heading_of_the_index(script):
     index = (
-        "# Docs\n\n## Look up\n| page | for |\n|---|---|\n| [Keys](a.md) | all: [run](b.md), [words](a.md#w) |\n\n## Read\n"
+        "# Docs\n\n## Look up\n| page | for |\n|---|---|\n| [Keys](a.md) | all: [run](b.md), "
+        "[words](a.md#w) |\n\n## Read\n"
     )
     assert script("site_hooks").menu(index + "| [Why](c.md) | [how](https://x.org) |\n") == [
         {"Look up": [{"Keys": [{"Overview": "a.md"}, {"Run": "b.md"}]}]},
@@ -109,7 +111,12 @@ def test_links_out_of_the_docs_become_text_on_the_site(script, tmp_path, caplog)
     docs = tmp_path / "docs"
     docs.mkdir()
     (tmp_path / "code.py").touch()
-    text = "[`code.py`](../code.py#L3), [page](other.md#part), [web](https://x.org), [lost](../gone.py)"
+    text = (
+        "[`code.py`](../code.py#L3), [page](other.md#part), [web](https://x.org), "
+        "[lost](../gone.py)"
+    )
     seen = script("site_hooks").without_outside_links(text, docs / "page.md", docs)
     assert seen == "`code.py`, [page](other.md#part), [web](https://x.org), lost"
-    assert [r.getMessage() for r in caplog.records] == ["page.md links to ../gone.py, which does not exist"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "page.md links to ../gone.py, which does not exist"
+    ]

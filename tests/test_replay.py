@@ -18,10 +18,14 @@ SPEC = ToyReach().embodiment
 def seen(first: int, count: int) -> Observation:
     """Observations that are known by their proprio: (i, 0)."""
     proprio = torch.tensor([[float(i), 0.0] for i in range(first, first + count)])
-    return Observation({"top": torch.zeros(count, 16, 16, 3, dtype=torch.uint8)}, proprio, ("go",) * count)
+    return Observation(
+        {"top": torch.zeros(count, 16, 16, 3, dtype=torch.uint8)}, proprio, ("go",) * count
+    )
 
 
-def episode(first: int, t: int = 3, *, terminated: bool = True, last_steps: int = 4, source: str = "a") -> Trajectory:
+def episode(
+    first: int, t: int = 3, *, terminated: bool = True, last_steps: int = 4, source: str = "a"
+) -> Trajectory:
     """Decisions ``first`` … ``first + t − 1``, four control steps each but the last one."""
     valid = torch.ones(t, 4, dtype=torch.bool)
     valid[-1, last_steps:] = False
@@ -43,7 +47,10 @@ def episode(first: int, t: int = 3, *, terminated: bool = True, last_steps: int 
 def drawn(replay: Replay, **options) -> dict[int, tuple[float, float, int]]:
     """{decision: (reward, discount, where it leads to)} of every decision that was drawn."""
     batch = replay.draw(500, torch.Generator().manual_seed(0), **options)
-    before, after = batch.observations.proprio[:, 0].tolist(), batch.next_observations.proprio[:, 0].tolist()
+    before, after = (
+        batch.observations.proprio[:, 0].tolist(),
+        batch.next_observations.proprio[:, 0].tolist(),
+    )
     assert torch.equal(batch.actions[:, 0, 0], batch.observations.proprio[:, 0])
     rows = zip(before, batch.rewards.tolist(), batch.discounts.tolist(), after)
     return {int(b): (r, d, int(a)) for b, r, d, a in rows}
@@ -55,13 +62,22 @@ def test_transitions_lead_on_inside_their_episode_and_end_where_it_does():
     replay.add(episode(10, terminated=False), torch.tensor([0.0, 0.0, 2.0]))
     one = 0.5**4  # gamma per control step, four of them
     assert drawn(replay, gamma=0.5) == {
-        0: (0.0, one, 1), 1: (0.5, one, 2), 2: (1.0, 0.0, 3),  # terminated: nothing beyond
-        10: (0.0, one, 11), 11: (0.0, one, 12), 12: (2.0, one, 13),  # time ran out: the value of what was seen then
-    }  # fmt: skip
+        0: (0.0, one, 1),
+        1: (0.5, one, 2),
+        2: (1.0, 0.0, 3),  # terminated: nothing beyond
+        # time ran out: the value of what was seen then
+        10: (0.0, one, 11),
+        11: (0.0, one, 12),
+        12: (2.0, one, 13),
+    }
     assert drawn(replay, gamma=0.5, n_step=2) == {
-        0: (0.5 * one, one * one, 2), 1: (0.5 + one * 1.0, 0.0, 3), 2: (1.0, 0.0, 3),
-        10: (0.0, one * one, 12), 11: (2.0 * one, one * one, 13), 12: (2.0, one, 13),
-    }  # fmt: skip
+        0: (0.5 * one, one * one, 2),
+        1: (0.5 + one * 1.0, 0.0, 3),
+        2: (1.0, 0.0, 3),
+        10: (0.0, one * one, 12),
+        11: (2.0 * one, one * one, 13),
+        12: (2.0, one, 13),
+    }
 
 
 def test_chosen_decisions_come_as_they_were_added():
@@ -70,7 +86,10 @@ def test_chosen_decisions_come_as_they_were_added():
         replay.add(episode(first, t=t), torch.arange(t).float())
     assert replay.first_decisions().tolist() == [0, 3, 4]
     taken = replay.take(torch.tensor([5, 0, 3]), images=False)
-    assert taken.observations.proprio[:, 0].tolist() == [21.0, 0.0, 10.0] and not taken.observations.images
+    assert (
+        taken.observations.proprio[:, 0].tolist() == [21.0, 0.0, 10.0]
+        and not taken.observations.images
+    )
     assert taken.rewards.tolist() == [1.0, 0.0, 0.0] and taken.discounts.tolist()[0] == 0.0
 
 
@@ -87,7 +106,8 @@ def test_sources_are_drawn_by_their_shares():
 
 
 def test_sources_in_a_tuple_are_drawn_as_one_and_an_empty_one_changes_nothing():
-    """Two demonstrated decisions and six that a person chose online: a quarter and three quarters of their common half."""
+    """Two demonstrated decisions and six that a person chose online: a quarter and three
+    quarters of their common half."""
     replay, alone = Replay(), Replay()
     for kept in (replay, alone):
         kept.add(episode(0, t=2, source="shown"), torch.ones(2), "demonstrations")
@@ -95,16 +115,21 @@ def test_sources_in_a_tuple_are_drawn_as_one_and_an_empty_one_changes_nothing():
     for i in (100, 110):  # two episodes of five decisions, the last three of each a person's
         human = torch.zeros(5, 4, dtype=torch.bool)
         human[2:, 1] = True
-        replay.add(dataclasses.replace(episode(i, t=5, last_steps=2), is_human=human), torch.zeros(5))
+        replay.add(
+            dataclasses.replace(episode(i, t=5, last_steps=2), is_human=human), torch.zeros(5)
+        )
     shares = {("demonstrations", "interventions"): 0.5, ("online",): 0.5}
     batch = replay.draw(4000, torch.Generator().manual_seed(0), shares=shares)
     numbers = batch.observations.proprio[:, 0]
     first, counts = numbers[:2000].unique(return_counts=True)
     assert first.tolist() == [0, 1, 102, 103, 104, 112, 113, 114]
     assert all(190 < n < 310 for n in counts.tolist())  # 250 each
-    assert set(numbers[2000:].tolist()) == {*range(50, 90), *range(100, 105), *range(110, 115)}  # theirs are online as well
+    # theirs are online as well
+    assert set(numbers[2000:].tolist()) == {*range(50, 90), *range(100, 105), *range(110, 115)}
     one, two = (
-        alone.draw(64, torch.Generator().manual_seed(3), shares={key: 0.5, "online": 0.5}).observations.proprio
+        alone.draw(
+            64, torch.Generator().manual_seed(3), shares={key: 0.5, "online": 0.5}
+        ).observations.proprio
         for key in ("demonstrations", ("demonstrations", "interventions"))
     )
     assert torch.equal(one, two)
@@ -130,7 +155,11 @@ def test_a_replay_on_disk_goes_on_where_the_checkpoint_left_it(tmp_path):
     assert torch.equal(a.rewards, b.rewards) and a.source == b.source
     assert torch.equal(a.next_observations.proprio, b.next_observations.proprio)
     earlier = Replay(tmp_path / "replay", episodes=2)  # its checkpoint is older
-    assert earlier.episodes == 2 and len(earlier) == 6 and earlier.count("a") == earlier.count("b") == 3
+    assert (
+        earlier.episodes == 2
+        and len(earlier) == 6
+        and earlier.count("a") == earlier.count("b") == 3
+    )
     with pytest.raises(UserError, match="holds 2 episodes and the checkpoint needs 5"):
         Replay(tmp_path / "replay", episodes=5)
 

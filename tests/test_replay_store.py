@@ -1,4 +1,5 @@
-"""The replay on disk: the same rows as in memory, whatever happens to the process, the disk or the folder."""
+"""The replay on disk: the same rows as in memory, whatever happens to the process, the disk or
+the folder."""
 
 from __future__ import annotations
 
@@ -19,14 +20,29 @@ from vla_rl.data import direct, journal, tables
 from vla_rl.data.direct import can_read_directly
 from vla_rl.data.replay import Replay
 from vla_rl.errors import DiskFull, EmbodimentMismatch, UserError
-from vla_rl.types import CameraSpec, EmbodimentSpec, EpisodeSpec, Observation, Trajectory, Transitions
+from vla_rl.types import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    Trajectory,
+    Transitions,
+)
 
 SIDE = 40  # pixels: large enough for a file of its own
 SPEC = EmbodimentSpec(
-    name="arm", action_names=("x", "grip"), action_units=("m", "1"), action_low=(-0.05, -1.0), action_high=(0.05, 1.0),
-    frame="base", rotation="none", gripper="0 close, 1 open", control_hz=10.0,
-    cameras=(CameraSpec("top", SIDE, SIDE), CameraSpec("hand", 8, 8)), proprio_names=("p", "q"),
-)  # fmt: skip
+    name="arm",
+    action_names=("x", "grip"),
+    action_units=("m", "1"),
+    action_low=(-0.05, -1.0),
+    action_high=(0.05, 1.0),
+    frame="base",
+    rotation="none",
+    gripper="0 close, 1 open",
+    control_hz=10.0,
+    cameras=(CameraSpec("top", SIDE, SIDE), CameraSpec("hand", 8, 8)),
+    proprio_names=("p", "q"),
+)
 
 
 def pixels(first: int, count: int, side: int) -> torch.Tensor:
@@ -43,20 +59,32 @@ def seen(first: int, count: int) -> Observation:
 
 
 def episode(i: int, **changes) -> Trajectory:
-    """Number ``i``: three to five decisions of two control steps; frames 100·i …; every third one runs out of time."""
+    """Number ``i``: three to five decisions of two control steps; frames 100·i …; every third
+    one runs out of time."""
     t, first = 3 + i % 3, 100 * i
     human = torch.zeros(t, 2, dtype=torch.bool)
     human[1, 1] = i % 2 == 1
     valid = torch.ones(t, 2, dtype=torch.bool)
     valid[-1, 1] = False
-    actions = torch.tensor([[[0.04, 1.0], [-0.04, -1.0]]]).repeat(t, 1, 1) * torch.linspace(0.1, 1.0, t).view(t, 1, 1)
+    actions = torch.tensor([[[0.04, 1.0], [-0.04, -1.0]]]).repeat(t, 1, 1) * torch.linspace(
+        0.1, 1.0, t
+    ).view(t, 1, 1)
     whole = Trajectory(
         episode=EpisodeSpec("lift", i, rollout_id=f"r{i}"),
-        observations=seen(first, t), final_observation=seen(first + t, 1),
-        actions=actions, valid=valid, rewards=torch.zeros(t, 2), behavior_log_prob=torch.zeros(t), replay={},
-        terminated=i % 3 != 2, truncated=i % 3 == 2, success=i % 3 == 0, policy_version=i // 2, is_human=human,
+        observations=seen(first, t),
+        final_observation=seen(first + t, 1),
+        actions=actions,
+        valid=valid,
+        rewards=torch.zeros(t, 2),
+        behavior_log_prob=torch.zeros(t),
+        replay={},
+        terminated=i % 3 != 2,
+        truncated=i % 3 == 2,
+        success=i % 3 == 0,
+        policy_version=i // 2,
+        is_human=human,
         proposed=None if i % 4 == 0 else actions * 0.5,
-    )  # fmt: skip
+    )
     for name, value in changes.items():  # (past the shape checks, which only run in tests)
         object.__setattr__(whole, name, value)
     return whole
@@ -67,9 +95,15 @@ def put(replay: Replay, i: int, **changes) -> None:
     t = len(trajectory)
     extra = {
         "base": torch.arange(100.0 * i, 100 * i + t + 1).to(torch.bfloat16)[:, None],
-        "features": torch.arange(100 * i, 100 * i + t + 1).float()[:, None].repeat(1, 1152),  # whole blocks: uncopied
+        # whole blocks: uncopied
+        "features": torch.arange(100 * i, 100 * i + t + 1).float()[:, None].repeat(1, 1152),
     }
-    replay.add(trajectory, torch.linspace(0.0, 1.0, t) + i, "demonstrations" if i % 4 == 0 else "online", extra)
+    replay.add(
+        trajectory,
+        torch.linspace(0.0, 1.0, t) + i,
+        "demonstrations" if i % 4 == 0 else "online",
+        extra,
+    )
 
 
 def filled(count: int, folder: Path | None = None, **options) -> Replay:
@@ -86,7 +120,10 @@ def tensors(batch: Transitions) -> dict[str, torch.Tensor | tuple[str, ...]]:
         value = getattr(batch, f.name)
         if isinstance(value, Observation):
             found |= {f"{f.name}/{k}": v for k, v in value.images.items()}
-            found |= {f"{f.name}/proprio": value.proprio, f"{f.name}/instruction": value.instruction}
+            found |= {
+                f"{f.name}/proprio": value.proprio,
+                f"{f.name}/instruction": value.instruction,
+            }
         elif isinstance(value, dict):
             found |= {f"{f.name}/{k}": v for k, v in value.items()}
         else:
@@ -102,30 +139,43 @@ def same(a: Replay, b: Replay, draws: int = 2, seed: int = 0) -> bool:
         options = {"n_step": 3, "gamma": 0.9, "shares": {"online": 0.5, "demonstrations": 0.5}}
         x, y = (tensors(r.draw(64, g, **options)) for r, g in zip((a, b), generators))
         assert x.keys() == y.keys()
-        if not all(torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k] == y[k] for k in x):
+        if not all(
+            torch.equal(x[k], y[k]) if isinstance(x[k], torch.Tensor) else x[k] == y[k] for k in x
+        ):
             return False
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 @pytest.mark.parametrize("ram_bytes", [0, 20_000, 2 << 30])
 def test_what_is_drawn_does_not_depend_on_where_it_lies(tmp_path, ram_bytes):
     memory = filled(9)
     disk = filled(9, tmp_path / "r", ram_bytes=ram_bytes)
-    assert same(memory, disk) and same(memory, Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes))
+    assert same(memory, disk) and same(
+        memory, Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes)
+    )
     ram = {name for name, table in disk._tables.items() if not table.on_disk_alone}
     small = {"decisions", "frames"}
-    assert ram == {0: set(), 20_000: {"frames", "decisions"}, 2 << 30: small | {"image:top", "extra:features"}}[ram_bytes]
+    assert (
+        ram
+        == {
+            0: set(),
+            20_000: {"frames", "decisions"},
+            2 << 30: small | {"image:top", "extra:features"},
+        }[ram_bytes]
+    )
     assert memory.bytes == disk.bytes
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 20_000])
 def test_what_memory_cannot_hold_is_read_directly(tmp_path, ram_bytes):
-    """Rows of 40 px images begin and end anywhere in the disk's blocks; some are drawn twice, some lie side by side."""
+    """Rows of 40 px images begin and end anywhere in the disk's blocks; some are drawn twice,
+    some lie side by side."""
     memory, disk = filled(9), filled(9, tmp_path / "r", ram_bytes=ram_bytes, cache_bytes=1000)
     again = Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes, cache_bytes=1000)
     assert disk.reads_directly == again.reads_directly == can_read_directly(tmp_path / "r")
-    assert not Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes).reads_directly  # memory can
+    # memory can
+    assert not Replay(tmp_path / "r", episodes=None, ram_bytes=ram_bytes).reads_directly
     for i in range(9, 12):
         assert same(memory, disk, draws=4, seed=i)
         put(memory, i)
@@ -150,22 +200,30 @@ def test_rows_carry_what_was_known_of_them_and_images_can_stay_behind():
     assert torch.equal(batch.version, i // 2) and torch.equal(batch.proposed_known, i % 4 != 0)
     sent = torch.where(batch.proposed_known[:, None, None], 2.0 * batch.proposed, batch.proposed)
     assert torch.equal(sent, batch.actions)
-    assert torch.equal(batch.is_human[:, 1], (i % 2 == 1) & (k == 1)) and not batch.is_human[:, 0].any()
+    assert (
+        torch.equal(batch.is_human[:, 1], (i % 2 == 1) & (k == 1))
+        and not batch.is_human[:, 0].any()
+    )
     assert torch.equal(batch.truncated, last & (i % 3 == 2))
     assert torch.equal(batch.discounts == 0.0, last & (i % 3 != 2))
     assert batch.observations.instruction == tuple(f"task {(100 * n) // 40}" for n in i.tolist())
     blind = replay.draw(400, torch.Generator().manual_seed(0), images=False)
     assert blind.observations.images == blind.next_observations.images == {}
-    assert torch.equal(blind.observations.proprio, batch.observations.proprio) and torch.equal(blind.rewards, batch.rewards)
+    assert torch.equal(blind.observations.proprio, batch.observations.proprio) and torch.equal(
+        blind.rewards, batch.rewards
+    )
     assert torch.equal(blind.next_extra["features"], batch.next_extra["features"])
 
 
 def test_corrections_are_a_source_of_their_own_beside_their_episodes(tmp_path):
-    """Decision 1 of the odd episodes is human; episode 8 is a demonstration, whatever a person did in it."""
+    """Decision 1 of the odd episodes is human; episode 8 is a demonstration, whatever a person
+    did in it."""
     replay = filled(8, tmp_path / "r")
     put(replay, 8, is_human=torch.ones(5, 2, dtype=torch.bool))
     for r in (replay, Replay(tmp_path / "r", episodes=None)):
-        assert r.count("interventions") == 4 and r.count("online") + r.count("demonstrations") == len(r)
+        assert r.count("interventions") == 4 and r.count("online") + r.count(
+            "demonstrations"
+        ) == len(r)
         batch = r.draw(60, torch.Generator().manual_seed(0), shares={"interventions": 1.0})
         assert set(batch.observations.proprio[:, 0].tolist()) == {101.0, 301.0, 501.0, 701.0}
         assert batch.is_human[:, 1].all() and set(batch.source) == {"online"}
@@ -189,12 +247,17 @@ def test_successes_are_drawn_apart_beside_their_source(tmp_path):
 
 
 def test_a_batch_that_is_held_is_never_written_over():
-    """A batch's memory is used again only when nobody holds any of it: not even a slice or a view."""
+    """A batch's memory is used again only when nobody holds any of it: not even a slice or a
+    view."""
     replay, generator = filled(6), torch.Generator().manual_seed(0)
     held, expected = [], []
     for k in range(6):
         batch = replay.draw(256, generator)
-        part = batch.next_observations.images["top"][10:20].permute(0, 3, 1, 2) if k % 2 else batch.extra["features"]
+        part = (
+            batch.next_observations.images["top"][10:20].permute(0, 3, 1, 2)
+            if k % 2
+            else batch.extra["features"]
+        )
         held.append(part)
         expected.append(part.clone())
         del batch
@@ -202,9 +265,14 @@ def test_a_batch_that_is_held_is_never_written_over():
 
 
 def test_memory_of_forgotten_batches_is_used_again(monkeypatch):
-    """Batches of a MiB and more ("top", the features) ask for memory once; of the small ones each does."""
+    """Batches of a MiB and more ("top", the features) ask for memory once; of the small ones
+    each does."""
     replay, generator, asked = filled(6), torch.Generator().manual_seed(0), []
-    monkeypatch.setattr(tables, "aligned", lambda rows, width: asked.append(rows * width) or direct.aligned(rows, width))
+    monkeypatch.setattr(
+        tables,
+        "aligned",
+        lambda rows, width: asked.append(rows * width) or direct.aligned(rows, width),
+    )
     for _ in range(6):
         replay.draw(256, generator)
     large = [size for size in asked if size >= 1 << 20]
@@ -213,7 +281,7 @@ def test_memory_of_forgotten_batches_is_used_again(monkeypatch):
     assert len([size for size in asked if size >= 1 << 20]) > 2 and len(held) == 3
 
 
-# --------------------------------------------------------------------------------------------------------------- killing
+# ------------------------------------------------------------------------------------------ killing
 FORKS = """
 import os, sys
 from pathlib import Path
@@ -271,7 +339,8 @@ os.waitpid(process, 0)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked writers")
 @pytest.mark.slow
 def test_a_writer_that_was_killed_leaves_every_closed_episode(tmp_path):
-    """SIGKILL before, in the middle of and after each write of an episode, and at some moment of a stream of them."""
+    """SIGKILL before, in the middle of and after each write of an episode, and at some moment of
+    a stream of them."""
     code = [sys.executable, "-c", FORKS, str(Path(__file__).parent), str(tmp_path)]
     run = subprocess.run(code, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
@@ -283,7 +352,8 @@ def test_a_writer_that_was_killed_leaves_every_closed_episode(tmp_path):
         for share in (0.0, 0.5, 1.0):
             folder = tmp_path / f"{before}-{write}-{share}"
             replay = Replay(folder, episodes=None, embodiment=SPEC)
-            whole = write == 4 and share == 1.0  # the journal's line was whole: nothing was left to do but to sync it
+            # the journal's line was whole: nothing was left to do but to sync it
+            whole = write == 4 and share == 1.0
             assert replay.episodes == before + whole
             if before:
                 assert same(replay, three if whole else two)
@@ -295,7 +365,9 @@ def test_a_writer_that_was_killed_leaves_every_closed_episode(tmp_path):
                 assert same(Replay(folder, episodes=2), memory)  # and the checkpoint is older
     closed = int((tmp_path / "closed").read_text())
     replay = Replay(tmp_path / "stream", episodes=None)
-    assert replay.episodes in (closed, closed + 1, closed + 2) and same(replay, filled(replay.episodes))
+    assert replay.episodes in (closed, closed + 1, closed + 2) and same(
+        replay, filled(replay.episodes)
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -312,8 +384,16 @@ def test_files_that_were_cut_short_lose_the_last_episode_at_most(tmp_path):
         if path.name in ("header.json", ".lock"):
             continue
         size = path.stat().st_size
-        row = 0 if path.suffix == ".jsonl" else size // (lengths[4] + (0 if path.name == "decisions.rows" else 4))
-        lines = np.cumsum([0, *map(len, path.read_bytes().splitlines(keepends=True))]) if not row else None
+        row = (
+            0
+            if path.suffix == ".jsonl"
+            else size // (lengths[4] + (0 if path.name == "decisions.rows" else 4))
+        )
+        lines = (
+            np.cumsum([0, *map(len, path.read_bytes().splitlines(keepends=True))])
+            if not row
+            else None
+        )
         for cut in {size - 1, size - max(row, 2), size // 2, size // 3, max(row, 1), 1, 0}:
             folder = tmp_path / f"{path.stem}-{cut}"
             shutil.copytree(tmp_path / "r", folder)
@@ -324,16 +404,22 @@ def test_files_that_were_cut_short_lose_the_last_episode_at_most(tmp_path):
                 whole = max(n for n in range(5) if (lengths[n] + frames * n) * row <= cut)
             else:
                 whole = max(n for n in range(5) if lines[n] <= cut)
-            with pytest.raises(UserError, match=f"holds {whole} episodes and the checkpoint needs 4"):
+            with pytest.raises(
+                UserError, match=f"holds {whole} episodes and the checkpoint needs 4"
+            ):
                 Replay(folder, episodes=4)
             assert contents(folder) == before  # an error changes nothing
             checked.add(whole)
             if whole < 3:
-                lacks, more = f"number {whole + 1} are not in {path.name}", f"rows of 4 episodes, and {whole} are"
+                lacks, more = (
+                    f"number {whole + 1} are not in {path.name}",
+                    f"rows of 4 episodes, and {whole} are",
+                )
                 with pytest.raises(UserError, match=rf"is damaged .*{lacks if row else more}"):
                     Replay(folder, episodes=None, embodiment=SPEC)
                 assert contents(folder) == before
-                assert same(Replay(folder, episodes=whole), expected[whole]) if whole else True  # who asks for less may
+                # who asks for less may
+                assert same(Replay(folder, episodes=whole), expected[whole]) if whole else True
                 continue
             replay = Replay(folder, episodes=None, embodiment=SPEC)
             assert same(replay, expected[whole])
@@ -352,7 +438,8 @@ def test_a_kill_while_a_folder_is_cut_or_emptied_is_told_from_damage(tmp_path, m
         patch.setattr(tables.Table, "cut", killed)
         with pytest.raises(SystemExit):
             Replay(tmp_path / "r", episodes=2)
-    replay = Replay(tmp_path / "r", episodes=None)  # the journal was cut, the rows of the others are there still
+    # the journal was cut, the rows of the others are there still
+    replay = Replay(tmp_path / "r", episodes=None)
     assert same(replay, filled(2))
     put(replay, 2)
     assert same(Replay(tmp_path / "r", episodes=None), filled(3))
@@ -397,7 +484,7 @@ def test_opening_reads_little_of_what_is_beyond_the_budget(tmp_path):
     assert read() - before < 0.1 * replay.bytes and again.episodes == 40
 
 
-# ----------------------------------------------------------------------------------------------------------- a full disk
+# -------------------------------------------------------------------------------------- a full disk
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_full_disk_leaves_all_as_it_was(tmp_path, monkeypatch, number, before):
@@ -416,7 +503,10 @@ def test_a_full_disk_leaves_all_as_it_was(tmp_path, monkeypatch, number, before)
         with monkeypatch.context() as patch:
             patch.setattr(tables, "write_at", write_at)
             patch.setattr(journal, "write_at", write_at)
-            with pytest.raises(DiskFull, match=r"the (disk is full|quota is used up): .*r could not be written.*unchanged"):
+            with pytest.raises(
+                DiskFull,
+                match=r"the (disk is full|quota is used up): .*r could not be written.*unchanged",
+            ):
                 put(replay, 7)
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == content
         assert replay.episodes == before and (not before or same(replay, filled(before)))
@@ -426,7 +516,7 @@ def test_a_full_disk_leaves_all_as_it_was(tmp_path, monkeypatch, number, before)
     assert same(replay, memory) and same(Replay(folder, episodes=None), memory)
 
 
-# ------------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 NAN, INF = float("nan"), float("inf")
 OTHER = dataclasses.replace(SPEC, name="hand", action_high=(0.1, 1.0))
 
@@ -437,25 +527,56 @@ def bounds(value: float, step: int = 0) -> dict[str, torch.Tensor]:
     return {"actions": actions}
 
 
-@pytest.mark.parametrize("changes, said", [
-    (bounds(0.0501), r"rollout r0, row 4, action\[x\]: is 0.0501, beyond the -0.05 … 0.05 of the robot"),
-    (bounds(NAN), r"r0, row 4, action\[x\]: is nan"),
-    ({"proposed": torch.full((3, 2, 2), INF)}, r"r0, row 0, proposed\[0\]: is inf"),
-    ({"proposed": torch.zeros(3, 1, 2)}, r"r0 has actions \[3, 2, 2\], but proposed is \[3, 1, 2\], not \[3, 2, 2\]"),
-    ({"is_human": torch.zeros(2, 2, dtype=torch.bool)}, r"is_human is \[2, 2\], not \[3, 2\]"),
-    ({"valid": torch.ones(3, 5, dtype=torch.bool)}, r"valid is \[3, 5\], not \[3, 2\]"),
-    ({"final_observation": seen(3, 2)}, "2 final observations, not 1"),
-    ({"final_observation": Observation({}, seen(3, 1).proprio, ("x",))}, r"image top is None in the final obs.*not \[40"),
-    ({"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))},
-     r"r0, row 0, observation.state\[.*\]: is nan"),
-    ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, SIDE)})
-      for n, k in (("observations", 3), ("final_observation", 1))}, "is not of the robot arm .cameras .*'top'.*'hand'"),
-    ({n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, 20), "hand": pixels(0, k, 8)})
-      for n, k in (("observations", 3), ("final_observation", 1))}, "cameras .*20x20.*not.*40x40.*one robot and camera set"),
-    ({n: dataclasses.replace(seen(0, k), proprio=torch.zeros(k, 5))
-      for n, k in (("observations", 3), ("final_observation", 1))}, "proprio dimensions 5, not 2"),
-    ({"actions": torch.zeros(3, 2, 7), "proposed": None}, "action dimensions 7, not 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            bounds(0.0501),
+            r"rollout r0, row 4, action\[x\]: is 0.0501, beyond the -0.05 … 0.05 of the robot",
+        ),
+        (bounds(NAN), r"r0, row 4, action\[x\]: is nan"),
+        ({"proposed": torch.full((3, 2, 2), INF)}, r"r0, row 0, proposed\[0\]: is inf"),
+        (
+            {"proposed": torch.zeros(3, 1, 2)},
+            r"r0 has actions \[3, 2, 2\], but proposed is \[3, 1, 2\], not \[3, 2, 2\]",
+        ),
+        ({"is_human": torch.zeros(2, 2, dtype=torch.bool)}, r"is_human is \[2, 2\], not \[3, 2\]"),
+        ({"valid": torch.ones(3, 5, dtype=torch.bool)}, r"valid is \[3, 5\], not \[3, 2\]"),
+        ({"final_observation": seen(3, 2)}, "2 final observations, not 1"),
+        (
+            {"final_observation": Observation({}, seen(3, 1).proprio, ("x",))},
+            r"image top is None in the final obs.*not \[40",
+        ),
+        (
+            {"observations": dataclasses.replace(seen(0, 3), proprio=torch.full((3, 2), NAN))},
+            r"r0, row 0, observation.state\[.*\]: is nan",
+        ),
+        (
+            {
+                n: dataclasses.replace(seen(0, k), images={"top": pixels(0, k, SIDE)})
+                for n, k in (("observations", 3), ("final_observation", 1))
+            },
+            "is not of the robot arm .cameras .*'top'.*'hand'",
+        ),
+        (
+            {
+                n: dataclasses.replace(
+                    seen(0, k), images={"top": pixels(0, k, 20), "hand": pixels(0, k, 8)}
+                )
+                for n, k in (("observations", 3), ("final_observation", 1))
+            },
+            "cameras .*20x20.*not.*40x40.*one robot and camera set",
+        ),
+        (
+            {
+                n: dataclasses.replace(seen(0, k), proprio=torch.zeros(k, 5))
+                for n, k in (("observations", 3), ("final_observation", 1))
+            },
+            "proprio dimensions 5, not 2",
+        ),
+        ({"actions": torch.zeros(3, 2, 7), "proposed": None}, "action dimensions 7, not 2"),
+    ],
+)
 def test_an_episode_with_a_mistake_is_refused_as_a_whole(tmp_path, changes, said):
     replay = filled(1, tmp_path / "r")
     content = {p.name: p.read_bytes() for p in (tmp_path / "r").iterdir()}
@@ -473,11 +594,23 @@ def test_rounding_and_steps_that_were_never_run_may_leave_the_bounds():
     assert replay.episodes == 2
 
 
-@pytest.mark.parametrize("extra, said", [
-    ({"f": torch.tensor([0.0, 1.0, INF, 0.0])}, "extra 'f' of rollout r0 must hold finite .* 4 frames.*not finite: look at"),
-    ({"f": torch.zeros(3)}, r"extra 'f' of rollout r0 .* one more than decisions; got shape \[3\]"),
-    ({"f": torch.zeros(4, dtype=torch.complex64)}, r"r0 has extra:f complex64 \[\]: give numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra, said",
+    [
+        (
+            {"f": torch.tensor([0.0, 1.0, INF, 0.0])},
+            "extra 'f' of rollout r0 must hold finite .* 4 frames.*not finite: look at",
+        ),
+        (
+            {"f": torch.zeros(3)},
+            r"extra 'f' of rollout r0 .* one more than decisions; got shape \[3\]",
+        ),
+        (
+            {"f": torch.zeros(4, dtype=torch.complex64)},
+            r"r0 has extra:f complex64 \[\]: give numbers",
+        ),
+    ],
+)
 def test_extras_are_checked(extra, said):
     with pytest.raises(UserError, match=said):
         Replay().add(episode(0), torch.zeros(3), extra=extra)
@@ -506,7 +639,9 @@ def test_a_folder_of_something_else_is_refused_and_stays_as_it_is(tmp_path):
     old = tmp_path / "old" / "0000000"
     old.mkdir(parents=True)
     for episodes in (None, 0, 1):
-        with pytest.raises(UserError, match="earlier version of vla-rl, which kept a folder per episode: start"):
+        with pytest.raises(
+            UserError, match="earlier version of vla-rl, which kept a folder per episode: start"
+        ):
             Replay(tmp_path / "old", episodes=episodes)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("…")
@@ -515,15 +650,36 @@ def test_a_folder_of_something_else_is_refused_and_stays_as_it_is(tmp_path):
     assert old.exists() and (tmp_path / "notes" / "thesis.tex").exists()
 
 
-@pytest.mark.parametrize("name, change, said", [
-    ("header.json", lambda b: b.replace(b'"format": 2', b'"format": 3'), "has the format 3, this version of vla-rl reads 2"),
-    ("header.json", lambda b: b[:-9], "header.json is damaged .*: start over with --fresh, or restore"),
-    ("header.json", lambda b: b.replace(b"bfloat16", b"bloat16"), "header.json is damaged .*bloat16"),
-    ("header.json", None, "header.json is missing: start over"),
-    ("image%3Atop.rows", None, "damaged .image%3Atop.rows is missing.: start over"),
-    ("journal.jsonl", lambda b: b.replace(b'"r1"', b'"rX"'), "line 2 of journal.jsonl is not whole, later ones are"),
-])  # fmt: skip
-def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path, name, change, said):
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        (
+            "header.json",
+            lambda b: b.replace(b'"format": 2', b'"format": 3'),
+            "has the format 3, this version of vla-rl reads 2",
+        ),
+        (
+            "header.json",
+            lambda b: b[:-9],
+            "header.json is damaged .*: start over with --fresh, or restore",
+        ),
+        (
+            "header.json",
+            lambda b: b.replace(b"bfloat16", b"bloat16"),
+            "header.json is damaged .*bloat16",
+        ),
+        ("header.json", None, "header.json is missing: start over"),
+        ("image%3Atop.rows", None, "damaged .image%3Atop.rows is missing.: start over"),
+        (
+            "journal.jsonl",
+            lambda b: b.replace(b'"r1"', b'"rX"'),
+            "line 2 of journal.jsonl is not whole, later ones are",
+        ),
+    ],
+)
+def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(
+    tmp_path, name, change, said
+):
     filled(3, tmp_path / "r")
     path = tmp_path / "r" / name
     if change is None:
@@ -537,24 +693,35 @@ def test_damage_that_no_kill_explains_is_an_error_that_changes_nothing(tmp_path,
     assert Replay(tmp_path / "r").episodes == 0  # who starts over may
 
 
-# ------------------------------------------------------------------------------------------------------------- the bench
+# ---------------------------------------------------------------------------------------- the bench
 def test_the_bench_compares_equal_rows_and_leaves_nothing_behind(tmp_path):
     r = measure(1200, 40, cameras=2, chunk=4, folder=tmp_path, rounds=1, batches=2)
     frame = 2 * 5120 + 8 * 4 + 8  # images (4800 bytes, in whole blocks of a disk), proprio, text
     decision = 2 * 4 * 7 * 4 + 2 * 4 + 4  # actions twice, two masks, reward
     assert r["written"]["bytes"] == 300 * decision + 303 * frame and r["rows_in_ram"] == 300
-    assert r["written"]["bytes_for_1_million_steps"] == pytest.approx(r["written"]["bytes"] / 1200 * 1e6)
-    assert r["bytes_ratio"] == pytest.approx(300 * (4 * 40 * 40 * 3 + 4 * (8 + 8 + 28 + 2)) / r["written"]["bytes"])
-    assert {"tuples", "ram", "disk"} <= r["images"].keys() and r["no_images"].keys() == {"tuples", "ram", "disk"}
+    assert r["written"]["bytes_for_1_million_steps"] == pytest.approx(
+        r["written"]["bytes"] / 1200 * 1e6
+    )
+    assert r["bytes_ratio"] == pytest.approx(
+        300 * (4 * 40 * 40 * 3 + 4 * (8 + 8 + 28 + 2)) / r["written"]["bytes"]
+    )
+    assert {"tuples", "ram", "disk"} <= r["images"].keys() and r["no_images"].keys() == {
+        "tuples",
+        "ram",
+        "disk",
+    }
     for speeds in (r["images"], r["no_images"]):
         for speed in speeds.values():
-            assert speed["ratio"] == pytest.approx(speed["per_second"] / speeds["tuples"]["per_second"])
+            assert speed["ratio"] == pytest.approx(
+                speed["per_second"] / speeds["tuples"]["per_second"]
+            )
     assert list(tmp_path.iterdir()) == []
     assert "1 million steps" in text(r)
 
 
 def test_the_bench_fills_tuples_with_the_replays_own_frames():
-    """Row k of the tuples and decision k of the replay: the same frame, and the same next one, also across episodes."""
+    """Row k of the tuples and decision k of the replay: the same frame, and the same next one,
+    also across episodes."""
     sizes = Sizes(steps=230, size=40, cameras=2)
     tuples, replay = Tuples(sizes, 230), Replay()
     write_episodes(replay, sizes, 230)

@@ -1,4 +1,5 @@
-"""Formulas of reward models and of their quality: the fact sheet's vectors, and scipy as a second opinion."""
+"""Formulas of reward models and of their quality: the fact sheet's vectors, and scipy as a
+second opinion."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from vla_rl.rewards import quality as q
 CRITICS = [20, 15, -10, 60, -30, 40]
 
 
-# ------------------------------------------------------------------------------------------------------- value curves
+# ------------------------------------------------------------------------------------- value curves
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
@@ -88,12 +89,14 @@ def test_filters_of_demonstrations():
     assert pm.drop_filter(values, 2, 0.5).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- shaping
+# ------------------------------------------------------------------------------------------ shaping
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_potential_shaping_adds_the_same_to_every_policy(gamma):
     """The discounted sum is −Φ(s₀), whatever happens in between (Ng et al. 1999)."""
     for potential in (torch.tensor([0.2, 0.9, 0.1, 0.7]), torch.tensor([0.2, 0.3])):
-        rewards = potential_rewards(potential, torch.full((len(potential) - 1,), gamma), keep_end=False)
+        rewards = potential_rewards(
+            potential, torch.full((len(potential) - 1,), gamma), keep_end=False
+        )
         discounts = gamma ** torch.arange(len(rewards))
         assert float((discounts * rewards).sum()) == pytest.approx(-0.2, abs=1e-6)
     kept = potential_rewards(torch.tensor([0.2, 0.9]), torch.tensor([0.5]), keep_end=True)
@@ -103,9 +106,14 @@ def test_potential_shaping_adds_the_same_to_every_policy(gamma):
 def test_shaped_rewards_by_mode():
     t, potential = trajectory([0, 0.5, 1.0]), torch.tensor([0.1, 0.4, 0.9])
     base = {"gamma": 1.0}
-    got = {m: shaped_reward(t, potential, ShapingConfig(mode=m, **base)).tolist() for m in ("potential", "delta", "final")}
+    got = {
+        m: shaped_reward(t, potential, ShapingConfig(mode=m, **base)).tolist()
+        for m in ("potential", "delta", "final")
+    }
     assert got["potential"] == pytest.approx([0.3, -0.4 + 1.0])
-    assert got["delta"] == pytest.approx([0.3, 0.5 + 1.0]) and got["final"] == pytest.approx([0.0, 0.9 + 1.0])
+    assert got["delta"] == pytest.approx([0.3, 0.5 + 1.0]) and got["final"] == pytest.approx(
+        [0.0, 0.9 + 1.0]
+    )
     half = ShapingConfig(mode="delta", weight=0.5, success_coefficient=0.0)
     assert shaped_reward(t, potential, half).tolist() == pytest.approx([0.15, 0.25])
     assert shaped_reward(t, torch.tensor([0.1, math.nan, 0.9]), half).tolist() == [0.0, 0.0]
@@ -115,8 +123,12 @@ def test_end_of_time_and_discount_per_control_step():
     t = trajectory([0, 0.5, 0.6], success=False)
     potential = torch.tensor([0.1, 0.4, 0.8])
     keep = ShapingConfig(gamma=0.9, truncated_end="keep", gamma_per_control_step=True)
-    paid = shaped_reward(t, potential, keep)  # per control step: it is worth that as the decision is made
-    assert paid[:, 0].tolist() == pytest.approx([0.81 * 0.4 - 0.1, 0.81 * 0.8 - 0.4]) and not paid[:, 1:].any()
+    # per control step: it is worth that as the decision is made
+    paid = shaped_reward(t, potential, keep)
+    assert (
+        paid[:, 0].tolist() == pytest.approx([0.81 * 0.4 - 0.1, 0.81 * 0.8 - 0.4])
+        and not paid[:, 1:].any()
+    )
     zero = ShapingConfig(gamma=0.9, truncated_end="zero")
     assert shaped_reward(t, potential, zero).tolist() == pytest.approx([0.9 * 0.4 - 0.1, -0.4])
     with pytest.raises(ConfigError, match="potential, delta, final"):
@@ -128,10 +140,12 @@ def test_end_of_time_and_discount_per_control_step():
 def test_two_hot_keeps_the_mean():
     weights = two_hot(torch.tensor([0.0, 0.33, 1.0, 1.7]), 11)
     assert torch.allclose(weights.sum(1), torch.ones(4)) and (weights > 0).sum(1).max() <= 2
-    torch.testing.assert_close(weights @ torch.linspace(0, 1, 11), torch.tensor([0.0, 0.33, 1.0, 1.0]))
+    torch.testing.assert_close(
+        weights @ torch.linspace(0, 1, 11), torch.tensor([0.0, 0.33, 1.0, 1.0])
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- milestones
+# --------------------------------------------------------------------------------------- milestones
 def test_gripper_changes_need_to_cross_both_thresholds():
     openness = np.array([1.0, 0.9, 0.6, 0.45, 0.6, 0.2, 0.1, 0.5, 0.6, 0.95])
     assert ms.gripper_changes(openness, 0.3, 0.7) == [5, 9]
@@ -150,7 +164,8 @@ def test_milestones_merge_and_end_with_the_success():
     openness = np.array([1.0] * 5 + [0.0] * 10)
     assert ms.milestones(openness, None, 0.2, config) == [5, 14]
     assert ms.milestones(openness, None, 0.2, config, success=False) == [5]
-    assert ms.milestones(openness[:7], None, 0.2, config) == [6]  # too near to the end to count apart
+    # too near to the end to count apart
+    assert ms.milestones(openness[:7], None, 0.2, config) == [6]
     assert ms.merge([9, 3, 4, 3], 2) == [3, 9]
 
 
@@ -168,7 +183,7 @@ def test_channels_are_found_by_name():
         ms.MilestoneConfig(hysteresis=0.7)
 
 
-# ------------------------------------------------------------------------------------------------------------- quality
+# ------------------------------------------------------------------------------------------ quality
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=20))
 @settings(max_examples=40)
 def test_spearman_agrees_with_scipy(values):
@@ -177,7 +192,9 @@ def test_spearman_agrees_with_scipy(values):
     if len(set(values)) == 1:
         assert math.isnan(q.spearman(values))
     else:
-        assert q.spearman(values) == pytest.approx(spearmanr(values, range(len(values))).statistic, abs=1e-9)
+        assert q.spearman(values) == pytest.approx(
+            spearmanr(values, range(len(values))).statistic, abs=1e-9
+        )
 
 
 def test_auc_counts_pairs_with_ties_half():
@@ -192,7 +209,10 @@ def test_separations():
     a, b = [0.9, 0.92, 0.88], [0.1, 0.12, 0.08]
     assert q.jensen_shannon(a, b) == pytest.approx(1.0) and q.jensen_shannon(a, a) == 0.0
     assert q.standardised_difference(a, b) == pytest.approx(0.8 / 0.02)
-    assert q.standardised_difference([1, 1], [0, 0]) == math.inf and q.standardised_difference([1, 1], [1, 1]) == 0.0
+    assert (
+        q.standardised_difference([1, 1], [0, 0]) == math.inf
+        and q.standardised_difference([1, 1], [1, 1]) == 0.0
+    )
     assert q.mmd(a, a) == pytest.approx(0.0, abs=1e-6) and q.mmd(a, b) > 0.5
     assert all(math.isnan(f([], a)) for f in (q.mmd, q.jensen_shannon, q.standardised_difference))
 

@@ -10,7 +10,14 @@ import yaml
 from reward_helpers import episodes, trajectory
 
 from reward_models import srpo_math as m
-from reward_models.encoders import EncoderConfig, PooledEncoder, SegmentEncoder, VJEPA2Encoder, clip_indices, make_encoder
+from reward_models.encoders import (
+    EncoderConfig,
+    PooledEncoder,
+    SegmentEncoder,
+    VJEPA2Encoder,
+    clip_indices,
+    make_encoder,
+)
 from reward_models.frames import RewardInputError
 from reward_models.settings import SPACES
 from reward_models.srpo import SRPO, SRPOConfig, find_references
@@ -49,8 +56,12 @@ def line(distances: list[float], **config) -> tuple[SRPO, list]:
 
 def test_rewards_of_failures_as_coded_and_as_in_the_paper():
     d = torch.tensor([1.0, 2.0, 3.0, 5.0])
-    torch.testing.assert_close(m.shape_minmax(d), torch.tensor([0.59598, 0.55449, 0.30000, 0.00402]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(m.shape_zscore(d), torch.tensor([0.61242, 0.49930, 0.36627, 0.14342]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        m.shape_minmax(d), torch.tensor([0.59598, 0.55449, 0.30000, 0.00402]), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        m.shape_zscore(d), torch.tensor([0.61242, 0.49930, 0.36627, 0.14342]), atol=1e-5, rtol=0
+    )
     assert m.shape_minmax(torch.tensor([7.0])).tolist() == pytest.approx([0.3])
     assert m.shape_zscore(torch.tensor([7.0, 7.0])).tolist() == pytest.approx([0.4, 0.4])
 
@@ -59,7 +70,10 @@ def test_rewards_of_failures_as_coded_and_as_in_the_paper():
     ("settings", "expected"),
     [
         ({}, [1.0, 0.59598, 0.55449, 0.30000, 0.00402]),
-        ({"normalise": "zscore", "scale": 0.8, "slope": 1.0}, [1.0, 0.61242, 0.49930, 0.36627, 0.14342]),
+        (
+            {"normalise": "zscore", "scale": 0.8, "slope": 1.0},
+            [1.0, 0.61242, 0.49930, 0.36627, 0.14342],
+        ),
         ({"coefficient": 5.0}, [5.0, 2.97992, 2.77244, 1.5, 0.02008]),
         ({"slope": 1.0}, [1.0, 0.37348, 0.33731, 0.3, 0.22652]),
     ],
@@ -74,7 +88,9 @@ def test_group_advantages_of_shaped_rewards_match_the_fact_sheet():
 
     scores = torch.cat([torch.ones(2), m.shape_minmax(torch.tensor([1.0, 2.0, 3.0, 5.0]))]) * 5
     got = grpo_advantages(scores, torch.zeros(6, dtype=torch.long))
-    torch.testing.assert_close(got, torch.tensor([1.0855, 1.0855, 0.0518, -0.0544, -0.7055, -1.4629]), atol=2e-4, rtol=0)
+    torch.testing.assert_close(
+        got, torch.tensor([1.0855, 1.0855, 0.0518, -0.0544, -0.7055, -1.4629]), atol=2e-4, rtol=0
+    )
 
 
 def preset(name: str) -> SRPOConfig:
@@ -84,8 +100,11 @@ def preset(name: str) -> SRPOConfig:
 
 
 def test_two_rollouts_of_one_initial_state_never_share_an_embedding():
-    twins = [trajectory([0, 1.0], True, rollout_id="a"), trajectory([0, 0.9], False, rollout_id="b"),
-             trajectory([0, 0.1], False, rollout_id="c")]  # fmt: skip
+    twins = [
+        trajectory([0, 1.0], True, rollout_id="a"),
+        trajectory([0, 0.9], False, rollout_id="b"),
+        trajectory([0, 0.1], False, rollout_id="c"),
+    ]
     model = SRPO(SRPOConfig())
     rewards = scored(model, twins)
     assert rewards[0] == 1.0 and rewards[1] > 0.5 > 0.1 > rewards[2] > 0
@@ -129,7 +148,11 @@ def test_all_fail_falls_back_on_earlier_successes_where_asked():
     assert scored(model, losses) == [0.0] * 4
     model.add_references([t for t in ts if t.success])
     rewards = scored(model, losses)
-    assert max(rewards) > 0.5 and min(rewards) < 0.1 and model.metrics()["reward/fallback_share"] == 0.0
+    assert (
+        max(rewards) > 0.5
+        and min(rewards) < 0.1
+        and model.metrics()["reward/fallback_share"] == 0.0
+    )
     copy = SRPO(SRPOConfig(all_fail="buffer"))
     copy.load_state_dict(model.state_dict())
     assert scored(copy, losses) == pytest.approx(rewards)
@@ -140,12 +163,16 @@ def test_demonstrations_are_what_failures_of_a_policy_that_never_succeeds_come_n
     losses, wins = [t for t in ts if not t.success], [t for t in ts if t.success]
     model = SRPO(SRPOConfig(all_fail="buffer", demonstrations=2))
     assert model.wants_demonstrations and not SRPO(SRPOConfig()).wants_demonstrations
-    with pytest.raises(RewardInputError, match="demonstrations=2, and the run has no successful demonstration"):
+    with pytest.raises(
+        RewardInputError, match="demonstrations=2, and the run has no successful demonstration"
+    ):
         model.set_demonstrations(losses)
     model.set_demonstrations(ts)
     assert [name for name, _ in model.buffer["slide"]] == [t.rollout_id for t in wins[:2]]
     rewards = scored(model, losses)
-    assert max(rewards) > 0.5 and min(rewards) < 0.1 and model.metrics()["reward/shaped_share"] == 1.0
+    assert (
+        max(rewards) > 0.5 and min(rewards) < 0.1 and model.metrics()["reward/shaped_share"] == 1.0
+    )
 
 
 def test_demonstrations_that_nothing_would_read_are_refused():
@@ -172,17 +199,23 @@ def test_tasks_never_mix_and_groups_may_be_kept_apart():
         trajectory([0, 1], True, rollout_id="w2", task="other"),
         trajectory([0, 1], False, rollout_id="f3", task="other"),
     ]
-    assert scored(with_embeddings(SRPOConfig(), rows), ts)[-1] == pytest.approx(0.3)  # alone in its task
+    # alone in its task
+    assert scored(with_embeddings(SRPOConfig(), rows), ts)[-1] == pytest.approx(0.3)
     apart = scored(with_embeddings(SRPOConfig(reference_scope="group"), rows), ts)
     assert apart[1] == pytest.approx(0.3) and apart[2] == 0.0  # group 1 has no success
 
 
 def test_buffer_scope_uses_old_successes_as_references():
-    model = with_embeddings(SRPOConfig(reference_scope="buffer", cluster="nearest"), {"w": [1.0], "f": [5.0], "g": [6.0]})
+    model = with_embeddings(
+        SRPOConfig(reference_scope="buffer", cluster="nearest"),
+        {"w": [1.0], "f": [5.0], "g": [6.0]},
+    )
     model.buffer["slide"] = [("old", torch.tensor([6.0]))]
     ts = [trajectory([0, 1], n == "w", rollout_id=n) for n in ("w", "f", "g")]
     rewards = scored(model, ts)
-    assert rewards[2] == pytest.approx(0.59598, abs=1e-4) and rewards[1] == pytest.approx(0.00402, abs=1e-4)
+    assert rewards[2] == pytest.approx(0.59598, abs=1e-4) and rewards[1] == pytest.approx(
+        0.00402, abs=1e-4
+    )
 
 
 def test_a_broken_embedding_keeps_the_task_reward_and_is_no_reference():
@@ -197,7 +230,12 @@ def test_a_broken_embedding_keeps_the_task_reward_and_is_no_reference():
 def test_published_radius_finds_no_cluster_but_one_from_the_data_does():
     generator = torch.Generator().manual_seed(0)
     far = 3 * torch.ones(300)
-    rows = torch.cat([torch.randn(8, 300, generator=generator) * 0.1, far + torch.randn(8, 300, generator=generator) * 0.1])
+    rows = torch.cat(
+        [
+            torch.randn(8, 300, generator=generator) * 0.1,
+            far + torch.randn(8, 300, generator=generator) * 0.1,
+        ]
+    )
     published = find_references(rows, SRPOConfig(eps=0.5))
     assert published.clusters == 0 and published.noise_share == 1.0
     torch.testing.assert_close(published.centres, rows.mean(0, keepdim=True))
@@ -206,7 +244,9 @@ def test_published_radius_finds_no_cluster_but_one_from_the_data_does():
     torch.testing.assert_close(found.centres[0], rows[:8].mean(0), atol=0.15, rtol=0)
 
 
-@pytest.mark.parametrize(("cluster", "centres"), [("mean", 1), ("kmeans", 2), ("nearest", 16), ("dbscan", 2)])
+@pytest.mark.parametrize(
+    ("cluster", "centres"), [("mean", 1), ("kmeans", 2), ("nearest", 16), ("dbscan", 2)]
+)
 @pytest.mark.parametrize("space", SPACES)
 def test_every_cluster_and_space(cluster, centres, space):
     generator = torch.Generator().manual_seed(1)
@@ -249,8 +289,19 @@ def test_unfit_settings_are_named(settings, named):
 
 def test_presets_are_what_their_sources_say():
     code, paper = (preset(f"srpo_{name}") for name in ("code", "paper"))
-    assert (code.normalise, code.scale, code.slope, code.coefficient, code.eps) == ("minmax", 0.6, 10.0, 5.0, 0.5)
-    assert (paper.normalise, paper.scale, paper.slope, paper.coefficient) == ("zscore", 0.8, 1.0, 1.0)
+    assert (code.normalise, code.scale, code.slope, code.coefficient, code.eps) == (
+        "minmax",
+        0.6,
+        10.0,
+        5.0,
+        0.5,
+    )
+    assert (paper.normalise, paper.scale, paper.slope, paper.coefficient) == (
+        "zscore",
+        0.8,
+        1.0,
+        1.0,
+    )
     assert code.encoder.type == paper.encoder.type == "vjepa2"
 
 
@@ -270,16 +321,21 @@ def test_progress_rises_on_successes_and_ends_higher_than_on_failures():
     assert SRPO(SRPOConfig()).progress(ts[1:2])[0].isnan().all()  # nothing to compare with
 
 
-# -------------------------------------------------------------------------------------------------------------- encoders
+# ----------------------------------------------------------------------------------------- encoders
 def test_pooled_encoder_tells_order_and_outcome():
     forth, back = trajectory([0, 0.5, 1.0]), trajectory([1.0, 0.5, 0])
-    clips = [torch.cat([t.observations.images["front"], t.final_observation.images["front"]]) for t in (forth, back)]
+    clips = [
+        torch.cat([t.observations.images["front"], t.final_observation.images["front"]])
+        for t in (forth, back)
+    ]
     rows = PooledEncoder(4, 2).encode(clips)
     assert rows.shape == (2, 3 * 4 * 4 * 3) and (rows[0] - rows[1]).abs().max() > 0.1
 
 
 def test_policy_features_are_averaged_over_segments():
-    encoder = make_encoder(EncoderConfig(type="policy", segments=2, batch_size=3), lambda f: f.float().mean((1, 2)))
+    encoder = make_encoder(
+        EncoderConfig(type="policy", segments=2, batch_size=3), lambda f: f.float().mean((1, 2))
+    )
     clip = torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
     clip[2:] = 100
     assert isinstance(encoder, SegmentEncoder)
@@ -292,7 +348,12 @@ def test_policy_features_are_averaged_over_segments():
 
 def test_timm_encoder_runs_and_names_an_unknown_model():
     encoder = make_encoder(EncoderConfig(type="timm", model="test_vit", segments=2, device="cpu"))
-    rows = encoder.encode([torch.zeros(3, 20, 30, 3, dtype=torch.uint8), torch.full((1, 20, 30, 3), 255, dtype=torch.uint8)])
+    rows = encoder.encode(
+        [
+            torch.zeros(3, 20, 30, 3, dtype=torch.uint8),
+            torch.full((1, 20, 30, 3), 255, dtype=torch.uint8),
+        ]
+    )
     assert rows.shape[0] == 2 and rows.isfinite().all() and not torch.equal(rows[0], rows[1])
     with pytest.raises(ConfigError, match="no_such_model"):
         make_encoder(EncoderConfig(type="timm", model="no_such_model"))
@@ -306,7 +367,8 @@ def test_clips_are_sampled_as_published_and_short_ones_stretched():
 
 @pytest.mark.parametrize("length", [2, 7, 8, 13, 63])
 def test_the_length_of_a_short_clip_does_not_change_its_phase(length: int):
-    """What is shown after a share of the 64 moments is what happened after that share of the episode."""
+    """What is shown after a share of the 64 moments is what happened after that share of the
+    episode."""
     shown = [i / (length - 1) for i in clip_indices(length, 64)]
     assert max(abs(share - k / 63) for k, share in enumerate(shown)) <= 0.5 / (length - 1) + 1e-9
 
@@ -315,10 +377,18 @@ def test_vjepa2_loads_a_checkpoint_and_preprocesses(tmp_path):
     from transformers import VJEPA2Config, VJEPA2Model
 
     config = VJEPA2Config(
-        patch_size=8, crop_size=16, frames_per_clip=4, tubelet_size=2, hidden_size=24, num_attention_heads=2,
-        num_hidden_layers=1, pred_hidden_size=24, pred_num_attention_heads=2, pred_num_hidden_layers=1,
+        patch_size=8,
+        crop_size=16,
+        frames_per_clip=4,
+        tubelet_size=2,
+        hidden_size=24,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        pred_hidden_size=24,
+        pred_num_attention_heads=2,
+        pred_num_hidden_layers=1,
         num_pooler_layers=1,
-    )  # fmt: skip
+    )
     model = VJEPA2Model(config)
     model.save_pretrained(tmp_path)
     encoder = VJEPA2Encoder(EncoderConfig(type="vjepa2", checkpoint=str(tmp_path), device="cpu"))
@@ -326,12 +396,15 @@ def test_vjepa2_loads_a_checkpoint_and_preprocesses(tmp_path):
     pixels = encoder.preprocess(clip)
     assert pixels.shape == (4, 3, 16, 16)
     with torch.no_grad():
-        tokens = encoder.model(pixel_values_videos=pixels[None], skip_predictor=True).last_hidden_state
+        tokens = encoder.model(
+            pixel_values_videos=pixels[None], skip_predictor=True
+        ).last_hidden_state
     assert tokens.shape == (1, 2 * 2 * 2, 24)  # 4/2 times 16/8 times 16/8
     torch.testing.assert_close(encoder.encode([clip, clip[:2]])[0], tokens[0].mean(0))
     white = encoder.preprocess(torch.full((4, 20, 30, 3), 255, dtype=torch.uint8))
     torch.testing.assert_close(
-        white[0, :, 0, 0], torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
+        white[0, :, 0, 0],
+        torch.tensor([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]),
     )
     with pytest.raises(MissingDependency, match="V-JEPA 2"):
         VJEPA2Encoder(EncoderConfig(type="vjepa2", checkpoint=str(tmp_path / "nothing")))

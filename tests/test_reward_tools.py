@@ -1,4 +1,5 @@
-"""Reward models inside runs: combining, overlapping, refitting, judging, the phase, the commands."""
+"""Reward models inside runs: combining, overlapping, refitting, judging, the phase, the
+commands."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ from vla_rl.checkpoint import CheckpointError
 from vla_rl.config import compose
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.data.lerobot_reader import load_demonstrations
-from vla_rl.data.trajectories import demonstration_trajectories, load_rollouts, save_rollouts, trajectories_of_dataset
+from vla_rl.data.trajectories import (
+    demonstration_trajectories,
+    load_rollouts,
+    save_rollouts,
+    trajectories_of_dataset,
+)
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
 from vla_rl.learning.groups import GroupBuffer
@@ -47,7 +53,15 @@ from vla_rl.rewards.build import (
 )
 from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.handle import is_fitted
-from vla_rl.rewards.quality import Figures, RewardCheckConfig, backwards, decide, judge, render_quality, write_quality
+from vla_rl.rewards.quality import (
+    Figures,
+    RewardCheckConfig,
+    backwards,
+    decide,
+    judge,
+    render_quality,
+    write_quality,
+)
 from vla_rl.rewards.scorer import CoEvolvingReward, RewardScorer
 from vla_rl.rewards.tools import mark_worth
 from vla_rl.rollout.episodes import rollout_episodes
@@ -72,7 +86,10 @@ class Known:
         time.sleep(0.01)
 
     def progress(self, ts):
-        frames = [torch.cat([t.observations.images["front"], t.final_observation.images["front"]]) for t in ts]
+        frames = [
+            torch.cat([t.observations.images["front"], t.final_observation.images["front"]])
+            for t in ts
+        ]
         at = [f[:, 12].float().mean(-1).argmax(-1) / 19 for f in frames]
         return [self.scale * a if self.scale > 0 else 1 + self.scale * a for a in at]
 
@@ -93,9 +110,11 @@ class Known:
         self.scale, self.fits, self.fitted = state["scale"], state["fits"], state["fitted"]
 
 
-# ------------------------------------------------------------------------------------------------------------- building
+# ----------------------------------------------------------------------------------------- building
 def test_the_protocols_describe_what_there_is():
-    assert isinstance(Known(), FittedReward) and isinstance(build_reward("srpo", srpo()), ProgressReward)
+    assert isinstance(Known(), FittedReward) and isinstance(
+        build_reward("srpo", srpo()), ProgressReward
+    )
     assert isinstance(TaskSuccess(TaskSuccessConfig()), RewardModel)
 
 
@@ -106,12 +125,22 @@ def srpo(**options):
 
 
 def test_discount_and_end_follow_the_algorithm():
-    reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma=0.9, bootstrap_truncated=False)))
+    reward = build_reward(
+        "pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma=0.9, bootstrap_truncated=False))
+    )
     assert (reward.config.shaping.gamma, reward.config.shaping.truncated_end) == (0.9, "zero")
-    reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma_per_control_step=True)))
-    assert reward.config.shaping.gamma_per_control_step and reward.config.shaping.truncated_end == "keep"
-    reward = build_reward("pairwise", PairwiseConfig(), RewardContext(PPOConfig(advantage="reinforce++")))
-    assert reward.config.shaping.truncated_end == "zero"  # it never bootstraps, whatever bootstrap_truncated says
+    reward = build_reward(
+        "pairwise", PairwiseConfig(), RewardContext(PPOConfig(gamma_per_control_step=True))
+    )
+    assert (
+        reward.config.shaping.gamma_per_control_step
+        and reward.config.shaping.truncated_end == "keep"
+    )
+    reward = build_reward(
+        "pairwise", PairwiseConfig(), RewardContext(PPOConfig(advantage="reinforce++"))
+    )
+    # it never bootstraps, whatever bootstrap_truncated says
+    assert reward.config.shaping.truncated_end == "zero"
     with pytest.raises(ConfigError, match=r"mode=final or delta"):
         build_reward("process", ProcessConfig(), RewardContext(PPOConfig(advantage="grpo")))
 
@@ -144,7 +173,7 @@ def test_trained_rewards_are_saved_and_found_again(tmp_path):
         load_reward(tmp_path / "nowhere", "pairwise", reward)
 
 
-# ------------------------------------------------------------------------------------------------------------- combined
+# ----------------------------------------------------------------------------------------- combined
 def combined(**options):
     config = CombinedConfig(**options)
     return build_reward("combined", config)
@@ -159,19 +188,28 @@ def test_the_progress_bar_of_a_fit_knows_how_long_it_takes():
 def test_a_part_gets_demonstrations_where_it_wants_some():
     wants = {"type": "srpo", "weight": 0.5, "all_fail": "buffer", "demonstrations": 1}
     model = combined(parts={"success": {"weight": 1.0}, "near": wants})
-    assert model.wants_demonstrations and not combined(parts={"success": {"weight": 1.0}}).wants_demonstrations
+    assert (
+        model.wants_demonstrations
+        and not combined(parts={"success": {"weight": 1.0}}).wants_demonstrations
+    )
     model.set_demonstrations(episodes(8))
     assert len(model.parts["near"].reward.buffer["slide"]) == 1
 
 
 def test_parts_are_normalised_each_for_itself_then_weighted():
     ts = episodes(8)
-    parts = {"success": {"weight": 1.0}, "big": {"type": "success", "coefficient": 50.0, "weight": 0.5}}
+    parts = {
+        "success": {"weight": 1.0},
+        "big": {"type": "success", "coefficient": 50.0, "weight": 0.5},
+    }
     total = [float(r.sum()) for r in combined(parts=parts, normalise="running_std").score(ts)]
-    spread = 0.5  # half of them succeed, so the (population) standard deviation is half of the reward
+    # half of them succeed, so the (population) standard deviation is half of the reward
+    spread = 0.5
     assert total == pytest.approx([1.5 * float(t.success) / spread for t in ts])
     ranged = combined(parts=parts, normalise="range")
-    assert [float(r.sum()) for r in ranged.score(ts)] == pytest.approx([1.5 * float(t.success) for t in ts])
+    assert [float(r.sum()) for r in ranged.score(ts)] == pytest.approx(
+        [1.5 * float(t.success) for t in ts]
+    )
     plain = [float(r.sum()) for r in combined(parts=parts, normalise="none").score(ts)]
     assert plain == pytest.approx([26.0 * float(t.success) for t in ts])
     assert ranged.metrics()["reward/big_mean"] == pytest.approx(25.0)
@@ -181,7 +219,8 @@ def test_parts_are_normalised_each_for_itself_then_weighted():
 
 
 def test_a_potential_leaves_reinforce_plus_plus_the_same_gradient():
-    """Rewards to go must change by −Φ(s) alone, which is no function of the actions: by hand, γ = 0.9, time ran out."""
+    """Rewards to go must change by −Φ(s) alone, which is no function of the actions: by hand, γ
+    = 0.9, time ran out."""
     t, potential = trajectory([0.0, 0.5, 1.0], success=False), torch.tensor([0.1, 0.4, 0.8])
     algorithm = PPOConfig(advantage="reinforce++", gamma=0.9)
     shaping = linked_to_algorithm(ProcessConfig(), algorithm).shaping
@@ -189,7 +228,9 @@ def test_a_potential_leaves_reinforce_plus_plus_the_same_gradient():
     assert rewards.tolist() == pytest.approx([0.9 * 0.4 - 0.1, -0.4])
     batch = RolloutBatch.from_trajectories([t])
     discounts = decision_discounts(batch.valid, 0.9, False)
-    assert discounted_returns(rewards, discounts, batch.lengths).tolist() == pytest.approx([-0.1, -0.4])
+    assert discounted_returns(rewards, discounts, batch.lengths).tolist() == pytest.approx(
+        [-0.1, -0.4]
+    )
 
 
 class Climb(ShapedProgress):
@@ -197,7 +238,9 @@ class Climb(ShapedProgress):
 
     def __init__(self, *curves: list[float], **shaping):
         super().__init__()
-        self.config = SimpleNamespace(shaping=ShapingConfig(success_coefficient=0.0, truncated_end="zero", **shaping))
+        self.config = SimpleNamespace(
+            shaping=ShapingConfig(success_coefficient=0.0, truncated_end="zero", **shaping)
+        )
         self.curves = [torch.tensor(c) for c in curves]
 
     def progress(self, trajectories):
@@ -206,26 +249,37 @@ class Climb(ShapedProgress):
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
 def test_a_potential_is_scaled_by_its_rewards_to_go_and_not_by_its_sums(gamma):
-    """Φ = (0.1, 0.5, 0.9) and (0.12, 0.3, 0.5): sums −0.1 and −0.12 (γ = 1) have a spread of 0.01, which would multiply the
-    part by 100. Rewards to go are −Φ(s): −(0.1, 0.5, 0.12, 0.3), standard deviation 0.1615, largest 0.5."""
+    """Φ = (0.1, 0.5, 0.9) and (0.12, 0.3, 0.5): sums −0.1 and −0.12 (γ = 1) have a spread of 0.01,
+    which would multiply the part by 100. Rewards to go are −Φ(s): −(0.1, 0.5, 0.12, 0.3), standard
+    deviation 0.1615, largest 0.5."""
     ts = [trajectory([0, 0.5, 1.0]), trajectory([0, 0.2, 0.5], success=False)]
     curves = [0.1, 0.5, 0.9], [0.12, 0.3, 0.5]
     for normalise, divisor in (("running_std", 0.161478), ("range", 0.5)):
-        config = CombinedConfig(parts={"climb": {"type": "process", "weight": 2.0}}, normalise=normalise)
+        config = CombinedConfig(
+            parts={"climb": {"type": "process", "weight": 2.0}}, normalise=normalise
+        )
         model = CombinedReward(config, lambda *_: Climb(*curves, gamma=gamma))
         rewards = model.score(ts)
         assert model.metrics()["reward/climb_divisor"] == pytest.approx(divisor, rel=1e-4)
-        assert rewards[0].tolist() == pytest.approx([2 / divisor * (gamma * 0.5 - 0.1), 2 / divisor * -0.5], rel=1e-4)
-        delta = CombinedReward(config, lambda *_: Climb(*curves, mode="delta"))  # sums 0.8 and 0.38 say how much it pays
+        assert rewards[0].tolist() == pytest.approx(
+            [2 / divisor * (gamma * 0.5 - 0.1), 2 / divisor * -0.5], rel=1e-4
+        )
+        # sums 0.8 and 0.38 say how much it pays
+        delta = CombinedReward(config, lambda *_: Climb(*curves, mode="delta"))
         delta.score(ts)
-        assert delta.metrics()["reward/climb_divisor"] == pytest.approx(0.21 if normalise == "running_std" else 0.8)
+        assert delta.metrics()["reward/climb_divisor"] == pytest.approx(
+            0.21 if normalise == "running_std" else 0.8
+        )
 
 
 def test_success_and_progress_combine():
     ts = episodes(10, noise=0.0)
     model = combined(parts={"success": {}, "srpo": {"weight": 0.5, "scale": 0.4}}, normalise="none")
     rewards = [float(r.sum()) for r in model.score(ts)]
-    assert all((r == 1.5) == t.success for r, t in zip(rewards, ts)) and max(r for r in rewards if r < 1.5) > 0.1
+    assert (
+        all((r == 1.5) == t.success for r, t in zip(rewards, ts))
+        and max(r for r in rewards if r < 1.5) > 0.1
+    )
     assert len(model.progress(ts)) == 10 and not model.learned and model.score([]) == []
     with pytest.raises(UserError, match="estimates progress"):
         combined(parts={"success": {}}).progress(ts)
@@ -248,14 +302,16 @@ def test_unfit_combinations_are_named(options, named):
         CombinedConfig(**options)
 
 
-# ------------------------------------------------------------------------------------------------------------ in the loop
+# -------------------------------------------------------------------------------------- in the loop
 def test_scoring_overlaps_in_one_thread_and_errors_come_through():
     model, ts = Known(), episodes(6)
     with RewardScorer(model) as scorer:
         for t in ts:
             scorer.begin(t)
         rewards, learn, metrics = scorer.score(ts)
-    assert model.threads == [False] * 6 and len(rewards) == 6 and len(learn) == sum(len(t) for t in ts)
+    assert (
+        model.threads == [False] * 6 and len(rewards) == 6 and len(learn) == sum(len(t) for t in ts)
+    )
     assert metrics["time/reward_overlapped"] > 0.05 and metrics["reward/progress_end"] == 0.5
 
     def broken(_):
@@ -269,10 +325,14 @@ def test_scoring_overlaps_in_one_thread_and_errors_come_through():
 
 def test_several_rewards_reach_the_algorithm_by_name():
     ts = episodes(4)
-    model = combined(parts={"success": {}, "more": {"type": "success", "coefficient": 2.0}}, normalise="none")
+    model = combined(
+        parts={"success": {}, "more": {"type": "success", "coefficient": 2.0}}, normalise="none"
+    )
     with RewardScorer(model) as scorer:
         _, learn, _ = scorer.score(ts, ["success", "more"])
-        assert set(learn) == {"success", "more"} and torch.equal(2 * learn["success"], learn["more"])
+        assert set(learn) == {"success", "more"} and torch.equal(
+            2 * learn["success"], learn["more"]
+        )
         with pytest.raises(ConfigError, match="'other'"):
             scorer.score(ts, ["other"])
 
@@ -299,9 +359,12 @@ def test_refit_is_kept_only_where_quality_holds():
     assert good.reward.fits == 1 and good.metrics()["reward/refit_accepted"] == 1.0
     assert len(good._train) == 16 and len(good._held) == 4
     assert not {t.rollout_id for t in good._train} & {t.rollout_id for t in good._held}
-    led = [dataclasses.replace(t, episode=dataclasses.replace(t.episode, lead=((0.0,),))) for t in ts]
+    led = [
+        dataclasses.replace(t, episode=dataclasses.replace(t.episode, lead=((0.0,),))) for t in ts
+    ]
     late = CoEvolvingReward(Known(), auc, every=9)
-    assert len(late.score([*led, ts[0]])) == len(ts) + 1  # all are scored; labels of progress count from the initial state
+    # all are scored; labels of progress count from the initial state
+    assert len(late.score([*led, ts[0]])) == len(ts) + 1
     assert [t.rollout_id for t in (*late._train, *late._held)] == [ts[0].rollout_id]
 
     class Worse(Known):
@@ -326,7 +389,7 @@ def test_refit_is_kept_only_where_quality_holds():
     assert copy.reward.fits == 1 and copy._batches == 2
 
 
-# -------------------------------------------------------------------------------------------------------------- judging
+# ------------------------------------------------------------------------------------------ judging
 def test_verdicts_and_their_reasons(tmp_path):
     ts, check = episodes(20, felt=False), RewardCheckConfig()
     good = judge(Known(), ts, "known", check)
@@ -341,12 +404,15 @@ def test_verdicts_and_their_reasons(tmp_path):
     assert decide(dataclasses.replace(good.figures, invalid_share=0.5), check)[0] == "bad"
     nothing = dataclasses.replace(good.figures, auc=float("nan"), successes=20)
     assert decide(nothing, check) == (
-        "unknown", ["there is no failed episode among the 20, so success and failure cannot be told apart"]
-    )  # fmt: skip
+        "unknown",
+        ["there is no failed episode among the 20, so success and failure cannot be told apart"],
+    )
     page = write_quality(bad, tmp_path).read_text()
     assert "Verdict: bad" in page and page.count("<svg") == 2 and "http" not in render_quality(bad)
     stored = json.loads((tmp_path / "reward_quality.json").read_text())
-    assert stored["verdict"] == "bad" and set(stored["figures"]) == set(Figures.__dataclass_fields__)
+    assert stored["verdict"] == "bad" and set(stored["figures"]) == set(
+        Figures.__dataclass_fields__
+    )
     assert "VOC" in bad.text() and "verdict: bad" in bad.text()
 
 
@@ -377,15 +443,28 @@ def test_a_learned_reward_is_judged_on_rollouts_it_has_not_seen():
             return super().fit(ts)
 
     rollouts = episodes(20)
-    quality, figures = reward_tools.fit_and_judge(Watching(), episodes(4, seed=8), rollouts, RewardCheckConfig(), "w")
-    assert figures["trajectories"] == 4 + 12 and quality.figures.trajectories == 8 and quality.figures.successes == 4
+    quality, figures = reward_tools.fit_and_judge(
+        Watching(), episodes(4, seed=8), rollouts, RewardCheckConfig(), "w"
+    )
+    assert (
+        figures["trajectories"] == 4 + 12
+        and quality.figures.trajectories == 8
+        and quality.figures.successes == 4
+    )
     fitted = Known()
     fitted.fitted = True
-    assert reward_tools.fit_and_judge(fitted, [], rollouts, RewardCheckConfig(), "w")[0].figures.trajectories == 20
+    assert (
+        reward_tools.fit_and_judge(fitted, [], rollouts, RewardCheckConfig(), "w")[
+            0
+        ].figures.trajectories
+        == 20
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- the report
-@pytest.mark.parametrize(("rewards", "warned"), [([0.2, 0.4, 0.6, 0.8], True), ([0.2, 0.25, 0.3, 0.3], False)])
+# --------------------------------------------------------------------------------------- the report
+@pytest.mark.parametrize(
+    ("rewards", "warned"), [([0.2, 0.4, 0.6, 0.8], True), ([0.2, 0.25, 0.3, 0.3], False)]
+)
 def test_reward_that_rises_without_success_raises_a_warning(tmp_path, rewards, warned):
     from vla_rl.reporting.diagnostics import warnings
     from vla_rl.reporting.runs import load_run
@@ -397,13 +476,26 @@ def test_reward_that_rises_without_success_raises_a_warning(tmp_path, rewards, w
     assert bool(found) == warned
 
 
-# ---------------------------------------------------------------------------------------------------- runs and commands
+# -------------------------------------------------------------------------------- runs and commands
 TOY = [
-    "run=toy", "collect.episodes_per_task=6", "sft.updates=6", "sft.batch_size=8", "sft.warmup_updates=1",
-    "slots.slots_per_worker=8", "rl.iterations=2", "rl.episodes_per_iteration=8", "algorithm.minibatch_size=16",
-    "algorithm.critic_epochs=1", "algorithm.epochs=1", "evaluate.episodes_per_task=2", "evaluate.video_episodes=0",
-    "env.success_radius=0.04", "reward_check.episodes=12", "reward_check.on_bad=warn", "reward_check.stride=2",
-]  # fmt: skip
+    "run=toy",
+    "collect.episodes_per_task=6",
+    "sft.updates=6",
+    "sft.batch_size=8",
+    "sft.warmup_updates=1",
+    "slots.slots_per_worker=8",
+    "rl.iterations=2",
+    "rl.episodes_per_iteration=8",
+    "algorithm.minibatch_size=16",
+    "algorithm.critic_epochs=1",
+    "algorithm.epochs=1",
+    "evaluate.episodes_per_task=2",
+    "evaluate.video_episodes=0",
+    "env.success_radius=0.04",
+    "reward_check.episodes=12",
+    "reward_check.on_bad=warn",
+    "reward_check.stride=2",
+]
 PAIRWISE = [
     "reward=pairwise",
     "reward.updates=3",
@@ -435,8 +527,14 @@ def test_a_bad_reward_stops_a_run(run, tmp_path, monkeypatch):
         return dataclasses.replace(quality, verdict="bad", reasons=["it is made up"]), figures
 
     monkeypatch.setattr(reward_phases, "fit_and_judge", judged_badly)
-    start = [f"checkpoint={run / 'checkpoints' / 'sft'}", f"dataset={run / 'dataset'}", "phases=[reward]"]
-    config = compose([*TOY, *PAIRWISE, *start, f"output_dir={tmp_path}", "reward_check.on_bad=stop"])
+    start = [
+        f"checkpoint={run / 'checkpoints' / 'sft'}",
+        f"dataset={run / 'dataset'}",
+        "phases=[reward]",
+    ]
+    config = compose(
+        [*TOY, *PAIRWISE, *start, f"output_dir={tmp_path}", "reward_check.on_bad=stop"]
+    )
     with pytest.raises(UserError, match=r"it is made up.*reward_check.on_bad=warn"):
         run_pipeline(config)
     config.reward_check.on_bad = "warn"  # the same run goes on
@@ -445,9 +543,15 @@ def test_a_bad_reward_stops_a_run(run, tmp_path, monkeypatch):
 
 
 def test_sft_leaves_out_what_a_critic_calls_a_mistake(run, tmp_path, monkeypatch, capsys):
-    """GR-RL's drop filter from its command on: the value is fitted, and where it soon falls nothing is imitated."""
+    """GR-RL's drop filter from its command on: the value is fitted, and where it soon falls
+    nothing is imitated."""
     fitted = tmp_path / "value"
-    words = ["reward=value_progress", "reward.updates=3", "reward.network.image_size=16", "reward.network.width=8"]
+    words = [
+        "reward=value_progress",
+        "reward.updates=3",
+        "reward.network.image_size=16",
+        "reward.network.width=8",
+    ]
     assert cli.main(["reward", "fit", *words, f"data={run / 'dataset'}", "--out", str(fitted)]) == 0
 
     def fall(self, trajectories):  # at the second decision of each
@@ -459,15 +563,24 @@ def test_sft_leaves_out_what_a_critic_calls_a_mistake(run, tmp_path, monkeypatch
     folder = run_pipeline(compose([*TOY, *sft, f"sft.filter={fitted}"]))
     data, _ = load_demonstrations(run / "dataset").split(5, 0.2)
     lengths = [e.length for e in data.episodes]
-    # the first two decisions, of four control steps each and the last frame; an episode of 5 has only one
+    # the first two decisions, of four control steps each and the last frame; an episode of 5 has
+    # only one
     share = 1 - sum(n if n < 10 else 8 for n in lengths if n > 5) / sum(lengths)
     record = json.loads((folder / "phases.json").read_text())["sft"]
-    assert record["worth_imitating"] == pytest.approx(share) and f"{share:.0%} of" in capsys.readouterr().out
+    assert (
+        record["worth_imitating"] == pytest.approx(share)
+        and f"{share:.0%} of" in capsys.readouterr().out
+    )
 
-    for name, named in ((run / "reward", "PairwiseCritic, which does not say"), (tmp_path, "is no trained reward")):
+    for name, named in (
+        (run / "reward", "PairwiseCritic, which does not say"),
+        (tmp_path, "is no trained reward"),
+    ):
         with pytest.raises(UserError, match=f"sft.filter={name}.*{named}.*vla-rl reward fit"):
             run_pipeline(compose([*TOY, *sft, "name=other", f"sft.filter={name}"]))
-    monkeypatch.setattr(ValueProgress, "progress", lambda self, ts: [torch.linspace(1, 0, len(t) + 1) for t in ts])
+    monkeypatch.setattr(
+        ValueProgress, "progress", lambda self, ts: [torch.linspace(1, 0, len(t) + 1) for t in ts]
+    )
     with pytest.raises(UserError, match=r"no step of these demonstrations.*drop_threshold"):
         mark_worth(data, ValueProgress(ValueProgressConfig(drop_threshold=0.0)), stride=1)
 
@@ -475,12 +588,46 @@ def test_sft_leaves_out_what_a_critic_calls_a_mistake(run, tmp_path, monkeypatch
 def test_commands_fit_score_and_judge(run, tmp_path, capsys):
     small = [*PAIRWISE, "reward.batch_size=8", "reward_check.stride=2", "--episodes", "10"]
     fitted = tmp_path / "fitted"
-    assert cli.main(["reward", "fit", *small, f"data={run / 'dataset'}", f"data={run}", "--out", str(fitted)]) == 0
+    assert (
+        cli.main(
+            [
+                "reward",
+                "fit",
+                *small,
+                f"data={run / 'dataset'}",
+                f"data={run}",
+                "--out",
+                str(fitted),
+            ]
+        )
+        == 0
+    )
     assert "verdict" in capsys.readouterr().out and (fitted / "reward.json").is_file()
-    judged = cli.main(["reward", "quality", str(run), *small, f"reward.checkpoint={fitted}", "--out", str(tmp_path / "q")])
+    judged = cli.main(
+        [
+            "reward",
+            "quality",
+            str(run),
+            *small,
+            f"reward.checkpoint={fitted}",
+            "--out",
+            str(tmp_path / "q"),
+        ]
+    )
     assert judged in (0, 1) and (tmp_path / "q" / "reward_quality.html").is_file()
     pairs = tmp_path / "pairs.jsonl"
-    scored = ["reward", "score", str(run), "reward=srpo", "--episodes", "10", "--videos", "1", "--preferences", str(pairs)]
+    scored = [
+        "reward",
+        "score",
+        str(run),
+        "reward=srpo",
+        "--episodes",
+        "10",
+        "--videos",
+        "1",
+        "--preferences",
+        str(pairs),
+    ]
     assert cli.main([*scored, "--out", str(tmp_path / "s")]) == 0
     rows = json.loads((tmp_path / "s" / "scores.json").read_text())
     assert len(rows) == 10 and {"rollout_id", "reward", "progress", "success"} <= set(rows[0])
@@ -501,10 +648,15 @@ def test_demonstrations_become_trajectories(run):
         assert float(t.rewards.sum()) == 1.0
     assert len({t.rollout_id for t in ts}) == 4
     data = load_demonstrations(run / "dataset")
-    t = demonstration_trajectories(data, stride=3)[0]  # what was sent acted; the label is what was asked for
+    # what was sent acted; the label is what was asked for
+    t = demonstration_trajectories(data, stride=3)[0]
     rows = slice(0, int(t.valid.sum()))
-    bounds = [torch.tensor(bound) for bound in (data.embodiment.action_low, data.embodiment.action_high)]
-    assert torch.equal(t.actions[t.valid], data.sent[rows].clamp(*bounds)) and not torch.equal(t.actions, t.proposed)
+    bounds = [
+        torch.tensor(bound) for bound in (data.embodiment.action_low, data.embodiment.action_high)
+    ]
+    assert torch.equal(t.actions[t.valid], data.sent[rows].clamp(*bounds)) and not torch.equal(
+        t.actions, t.proposed
+    )
     assert torch.equal(t.proposed[t.valid], data.actions[rows])
     data.sent = None
     t = demonstration_trajectories(data, stride=3)[0]
@@ -513,16 +665,32 @@ def test_demonstrations_become_trajectories(run):
 
 def test_a_replay_has_demonstrations_with_the_rewards_of_the_run(run):
     """Whatever the run's reward is: its critics learn one scale."""
-    config = compose(["run=toy", f"dataset={run / 'dataset'}", "reward.coefficient=5", "reward.time_discount=0.9"])
-    made = SimpleNamespace(config=config, has_dataset=True, env=SimpleNamespace(embodiment=None, tasks=()), dir=run)
+    config = compose(
+        [
+            "run=toy",
+            f"dataset={run / 'dataset'}",
+            "reward.coefficient=5",
+            "reward.time_discount=0.9",
+        ]
+    )
+    made = SimpleNamespace(
+        config=config, has_dataset=True, env=SimpleNamespace(embodiment=None, tasks=()), dir=run
+    )
     policy = SimpleNamespace(chunk_length=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prior_data, "split_demonstrations", lambda _: (load_demonstrations(run / "dataset"), None))
+        patch.setattr(
+            prior_data,
+            "split_demonstrations",
+            lambda _: (load_demonstrations(run / "dataset"), None),
+        )
         ts = list(prior_data.given(made, policy))
     assert ts and {source for source, _ in ts} == {"demonstrations"}
     for _, t in ts:
         given = t.rewards.sum(1)
-        assert float(given[-1]) == pytest.approx(5 * 0.9 ** int(t.valid.sum())) and not given[:-1].any()
+        assert (
+            float(given[-1]) == pytest.approx(5 * 0.9 ** int(t.valid.sum()))
+            and not given[:-1].any()
+        )
     made.has_dataset = False
     assert list(prior_data.given(made, policy)) == []
 
@@ -540,7 +708,9 @@ def test_rollouts_survive_saving(tmp_path):
 def test_rollouts_of_a_run_are_kept_until_config_or_checkpoint_change(run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("rollouts"))
-    reads = [load_source(copy, episodes=4, overrides=o) for o in ([], ["seed=7"], ["env.horizon=3"], [])]
+    reads = [
+        load_source(copy, episodes=4, overrides=o) for o in ([], ["seed=7"], ["env.horizon=3"], [])
+    ]
     assert ["rollouts kept in" in r.what for r in reads] == [False, False, False, True]
     ids, seeded, short, again = ([t.rollout_id for t in r.trajectories] for r in reads)
     assert ids == again and ids != seeded and ids == short
@@ -555,11 +725,16 @@ def test_rollout_episodes_are_unique_and_of_the_train_split():
 
     specs = rollout_episodes(ToyReach().tasks, 10, seed=3)
     assert len({s.rollout_id for s in specs}) == len({s.group_id for s in specs}) == 10
-    assert {s.split for s in specs} == {"train"} and stable_seed("reward", 3, 0) != stable_seed("reward", 4, 0)
+    assert {s.split for s in specs} == {"train"} and stable_seed("reward", 3, 0) != stable_seed(
+        "reward", 4, 0
+    )
 
 
 def test_bench_counts_frames(run):
     kinds = [f"reward={name}" for name in ("success", "srpo", "process")]
     document = bench_reward.measure(kinds, episodes=4, decisions=3, size=16, repeats=1, run=run)
     assert document["frames"] == 16 and document["rewards"]["srpo"]["frames_per_second"] > 0
-    assert 0 <= document["run"]["share"] < 1 and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1
+    assert (
+        0 <= document["run"]["share"] < 1
+        and 0 < document["rewards"]["srpo"]["share_of_iteration"] < 1
+    )

@@ -1,4 +1,5 @@
-"""Who helps beside the console: the scripted operator in real time, and a person's device; each a process and a client."""
+"""Who helps beside the console: the scripted operator in real time, and a person's device; each
+a process and a client."""
 
 from __future__ import annotations
 
@@ -30,13 +31,21 @@ from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError
 from vla_rl.robot.session import Asked, possible
 
-HELPS = ["operator.patience_s=0.4", "operator.help_gain=2", "operator.longest_s=20", "operator.reaction_median_s=0.05"]
+HELPS = [
+    "operator.patience_s=0.4",
+    "operator.help_gain=2",
+    "operator.longest_s=20",
+    "operator.reaction_median_s=0.05",
+]
 
 
 @pytest.fixture
 def idle(tmp_path, monkeypatch):
     """The checkpoint of a policy that stays where it is."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        f"{TESTS}{os.pathsep}{TESTS.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    )
     save_checkpoint(tmp_path / "idle", Mover(PointWorld().embodiment, (0.0, 0.0, 0.0, -1.0)))
     return tmp_path / "idle"
 
@@ -87,7 +96,9 @@ def test_where_it_dies_the_arm_holds_and_the_session_ends(tmp_path, idle):
 
 
 def test_a_coach_elsewhere_answers_each_question_or_is_lost(tmp_path):
-    server = ArmServer({"socket": str(tmp_path / "a"), "world": "fake", "options": {"tasks": ["raise", "lower"]}})
+    server = ArmServer(
+        {"socket": str(tmp_path / "a"), "world": "fake", "options": {"tasks": ["raise", "lower"]}}
+    )
     ended = threading.Event()
 
     def run():
@@ -130,7 +141,11 @@ def test_an_arm_that_knows_no_expert_has_no_coach(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "given, asked, said",
     [
-        (["robot=lerobot", "robot.limits=limits/fake_point.yaml"], Asked(1), "neither with robot.driver nor with"),
+        (
+            ["robot=lerobot", "robot.limits=limits/fake_point.yaml"],
+            Asked(1),
+            "neither with robot.driver nor with",
+        ),
         (["robot=fake"], Asked(1, policy=False), "nor with --no-policy"),
         (["robot=fake", "operator.pace=1"], Asked(1), "there is no key operator.pace"),
         (["robot=fake", "operator=stack"], Asked(1), "there is operator=stuck"),
@@ -143,11 +158,14 @@ def test_what_nobody_can_play_is_refused(given, asked, said):
 
 
 def test_in_virtual_time_a_session_without_learning_is_helped_too(tmp_path, idle, capsys):
-    assert main(["robot", "run", "--lockstep", "--episodes", "1", *overrides(tmp_path, idle, *HELPS)]) == 0
+    assert (
+        main(["robot", "run", "--lockstep", "--episodes", "1", *overrides(tmp_path, idle, *HELPS)])
+        == 0
+    )
     assert "with a person's help: 1 of 1 episodes succeeded" in capsys.readouterr().out
 
 
-# -------------------------------------------------------------------------------------------------------- a person's device
+# -------------------------------------------------------------------------------- a person's device
 @pytest.mark.slow
 def test_a_persons_device_takes_over_in_a_session(tmp_path, idle, capsys):
     own = ["teleop=session_device:Raiser", "console.port=0", "robot.horizon=2000"]
@@ -189,15 +207,23 @@ def test_a_device_that_was_lost_is_opened_again(tmp_path):
     serve(client, device)
     kinds = [(kind, fields.get("value", "")) for kind, fields in client.sent]
     lost = kinds.index(("Event", "it is unplugged"))
-    assert "Lease" in [kind for kind, _ in kinds[:lost]] and "Lease" in [kind for kind, _ in kinds[lost:]], kinds
+    assert "Lease" in [kind for kind, _ in kinds[:lost]] and "Lease" in [
+        kind for kind, _ in kinds[lost:]
+    ], kinds
     assert device.released and not device.connected, "closed as the session ends"
 
 
 @pytest.mark.parametrize(
     "given, said",
     [
-        (["teleop=joystick"], "teleop=joystick: there is no such device, use one of spacemouse, lerobot"),
-        (["teleop=spacemouse", "teleop.paht=/dev/hidraw0"], "the options of teleop=spacemouse are wrong"),
+        (
+            ["teleop=joystick"],
+            "teleop=joystick: there is no such device, use one of spacemouse, lerobot",
+        ),
+        (
+            ["teleop=spacemouse", "teleop.paht=/dev/hidraw0"],
+            "the options of teleop=spacemouse are wrong",
+        ),
         (["teleop.path=/dev/hidraw0"], "name it, as teleop=spacemouse"),
         (["teleop=spacemouse", "operator=stuck"], "is a person's"),
     ],
@@ -211,12 +237,19 @@ def test_devices_that_cannot_be_are_refused(given, said):
 
 
 def test_a_leaders_own_options_go_to_lerobot():
-    leader = TeleopConfig("lerobot", {"type": "so101_leader", "port": "/dev/ttyACM1", "relative": True}).make(("pan",))
+    leader = TeleopConfig(
+        "lerobot", {"type": "so101_leader", "port": "/dev/ttyACM1", "relative": True}
+    ).make(("pan",))
     assert (leader.config.type, leader.config.relative) == ("so101_leader", True)
     assert leader.config.options == {"port": "/dev/ttyACM1"} and leader.names == ("pan",)
 
 
 def test_a_device_that_is_not_there_ends_the_session_before_it_begins(tmp_path, idle, capsys):
-    given = overrides(tmp_path, idle, "teleop=spacemouse", "teleop.path=/nowhere/hidraw0", "console.port=0")
+    given = overrides(
+        tmp_path, idle, "teleop=spacemouse", "teleop.path=/nowhere/hidraw0", "console.port=0"
+    )
     assert main(["robot", "run", "--episodes", "1", *given]) == 2
-    assert "the teleop did not start: the SpaceMouse at /nowhere/hidraw0 cannot be opened" in capsys.readouterr().err
+    assert (
+        "the teleop did not start: the SpaceMouse at /nowhere/hidraw0 cannot be opened"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,5 @@
-"""Practice without a person: a task and the one that undoes it in turn, and when a person is called."""
+"""Practice without a person: a task and the one that undoes it in turn, and when a person is
+called."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from vla_rl.robot import learning
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.session import Asked, _check_practice, make_plan, summary
 
-RAISE, LOWER = Task("raise", "raise the point", horizon=40), Task("lower", "lower the point", horizon=40)
+RAISE, LOWER = (
+    Task("raise", "raise the point", horizon=40),
+    Task("lower", "lower the point", horizon=40),
+)
 BOTH = dataclasses.replace(FAKE, options={"tasks": ["raise", "lower"]})
 PATIENT = dataclasses.replace(EXACT, patience_s=1000.0)  # it never takes over by itself
 
@@ -51,14 +55,26 @@ def both_ways(images, proprio, instruction, first):
 def test_a_task_and_its_reset_alternate_and_nothing_is_put_back(tmp_path):
     done, episodes = practised(tmp_path / "s", both_ways, 5)
     assert [o.task.name for o in done.outcomes] == ["raise", "lower", "raise", "lower", "raise"]
-    assert all(o.success and o.labelled_by == "simulator" for o in done.outcomes) and not done.problem
-    assert [e.header["task"].partition(":")[0] for e in episodes] == ["raise", "lower", "raise", "lower", "raise"]
+    assert (
+        all(o.success and o.labelled_by == "simulator" for o in done.outcomes) and not done.problem
+    )
+    assert [e.header["task"].partition(":")[0] for e in episodes] == [
+        "raise",
+        "lower",
+        "raise",
+        "lower",
+        "raise",
+    ]
     heights = [(e.ticks[0]["pose"][2], e.ticks[-1]["pose"][2]) for e in episodes]
-    assert heights[0][0] == pytest.approx(0.3, abs=0.01), "the first starts where the simulator puts it"
+    assert heights[0][0] == pytest.approx(0.3, abs=0.01), (
+        "the first starts where the simulator puts it"
+    )
     for (_, end), (begin, _) in itertools.pairwise(heights):
         assert begin == pytest.approx(end, abs=0.03), "the others where the one before has ended"
     said = list(summary(done.outcomes))
-    assert said[0] == "resets: 2 of 2 succeeded (100 %)" and "autonomous: 3 of 3 episodes" in said[1]
+    assert (
+        said[0] == "resets: 2 of 2 succeeded (100 %)" and "autonomous: 3 of 3 episodes" in said[1]
+    )
 
 
 def only_up(images, proprio, instruction, first):
@@ -78,11 +94,16 @@ def test_after_resets_that_fail_a_person_is_called_and_practice_goes_on(tmp_path
 
 def test_where_nobody_comes_practice_ends(tmp_path):
     done, episodes = practised(tmp_path / "s", only_up, 7, failures=2, operator=None)
-    assert "nobody is there" in done.problem and "2 resets in a row" in done.problem and len(episodes) == 3
+    assert (
+        "nobody is there" in done.problem
+        and "2 resets in a row" in done.problem
+        and len(episodes) == 3
+    )
 
 
 def test_leaving_the_safe_set_holds_and_calls(tmp_path):
-    """The policy drifts sideways while it raises; the safe set ends at 6 cm, the limits' box at 30 cm."""
+    """The policy drifts sideways while it raises; the safe set ends at 6 cm, the limits' box at
+    30 cm."""
 
     def drifts(images, proprio, instruction, first):
         return both_ways(images, proprio, instruction, first) + np.array([0.03, 0.0, 0.0, 0.0])
@@ -90,11 +111,15 @@ def test_leaving_the_safe_set_holds_and_calls(tmp_path):
     safe = {"safe_low": [-0.06, -0.06, 0.1], "safe_high": [0.06, 0.06, 0.5]}
     config = dataclasses.replace(BOTH, supervisor={**FAKE.supervisor, **safe})
     done, episodes = practised(tmp_path / "s", drifts, 2, config)
-    assert done.rounds.calls >= 1 and any("left the safe set: x is 0.06" in note for note in done.notes), done.notes
+    assert done.rounds.calls >= 1 and any(
+        "left the safe set: x is 0.06" in note for note in done.notes
+    ), done.notes
     for episode in episodes:
         pushed = [t["pose"][0] for t in episode.ticks if t["mode"] == "AUTO" and t["policy"]]
         assert max(pushed) <= 0.06 + 0.4 * 0.011, "nothing is followed but the tick that sees it"
-        assert max(t["pose"][0] for t in episode.ticks) < 0.06 + 0.4**2 / (2 * 20) + 0.01, "a braking distance beyond"
+        assert max(t["pose"][0] for t in episode.ticks) < 0.06 + 0.4**2 / (2 * 20) + 0.01, (
+            "a braking distance beyond"
+        )
     first = episodes[0]
     paused = next(n for n in first.notices if n["name"] == "pause")
     assert paused["value"].startswith("left the safe set") and paused["by"] == "supervisor"
@@ -103,7 +128,7 @@ def test_leaving_the_safe_set_holds_and_calls(tmp_path):
     assert session_trajectory(first, 4)[0].success is False, "whoever came called it a failure"
 
 
-# ------------------------------------------------------------------------------------------------------- when to call
+# ------------------------------------------------------------------------------------- when to call
 def test_rounds():
     again = dataclasses.replace(RAISE, name="again")
     rounds = Rounds((RAISE, again), Practice(LOWER, failures=2))
@@ -120,20 +145,28 @@ def test_rounds():
     rounds.ended(LOWER, False)
     assert "2 resets" in rounds.wanted and rounds.calls == 1
     assert not rounds.control("", "console.1"), "nobody has come"
-    assert not rounds.control("launcher", "launcher") and not rounds.control("console.1", "console.1")
+    assert not rounds.control("launcher", "launcher") and not rounds.control(
+        "console.1", "console.1"
+    )
     assert not rounds.control("", "supervisor"), "a lease that lapsed"
     assert rounds.control("", "console.1") and not rounds.wanted and rounds.next == RAISE
 
 
-@pytest.mark.parametrize("name, source", [("pause", "console.7"), ("stop", "console.7"), ("estop", "teleop.2")])
+@pytest.mark.parametrize(
+    "name, source", [("pause", "console.7"), ("stop", "console.7"), ("estop", "teleop.2")]
+)
 def test_what_a_person_stops_goes_on_by_nothing_but_a_person(name, source):
     conductor = Conductor(Plan((RAISE,), practice=Practice(LOWER)), 20.0)
     told = Writer(source, lambda: 1.0)
     conductor.hear(told.make(Event, name=name, value="", at=1.0, lease=""))
     assert conductor.rounds.wanted == f"{name} by {source}: it was pressed"
     conductor.rounds.control(source, source)
-    conductor.hear(told.make(Event, name="pause", value="the operator's page was silent", at=1.0, lease=""))
-    assert not conductor.rounds.control("", source), "a page that froze gives control up, which is no word"
+    conductor.hear(
+        told.make(Event, name="pause", value="the operator's page was silent", at=1.0, lease="")
+    )
+    assert not conductor.rounds.control("", source), (
+        "a page that froze gives control up, which is no word"
+    )
     conductor.rounds.control(source, source)
     conductor.hear(told.make(Event, name="pause", value=GAVE_UP, at=1.0, lease=""))
     assert conductor.rounds.control("", source)
@@ -144,13 +177,17 @@ def test_what_a_person_stops_goes_on_by_nothing_but_a_person(name, source):
 
 
 def test_a_reward_that_is_confident_twice_running_has_seen_a_success():
-    conductor = Conductor(Plan((RAISE,), leads=False, judged=False, practice=Practice(LOWER, confident=0.9)), 20.0)
+    conductor = Conductor(
+        Plan((RAISE,), leads=False, judged=False, practice=Practice(LOWER, confident=0.9)), 20.0
+    )
     told, reward = Writer("supervisor", lambda: 1.0), Writer("reward", lambda: 1.0)
     place = {"mode": "AUTO", "epoch": 1, "tick": 1, "episode": 3}
     conductor.hear(told.make(Notice, name="begin", value=RAISE.text, by="x", **place))
     said = []
     for value, episode in ((0.95, 3), (0.5, 3), (0.95, 3), (0.95, 2), (0.95, 3), (0.91, 3)):
-        conductor.hear(reward.make(Progress, model="classifier", episode=episode, step=4, value=value))
+        conductor.hear(
+            reward.make(Progress, model="classifier", episode=episode, step=4, value=value)
+        )
         said.append(conductor._success)
     assert said == [False] * 5 + [True] and conductor._seer == "reward.confident"
 
@@ -160,11 +197,15 @@ def test_on_the_table_another_task_begins_where_things_are():
     pytest.importorskip("robosuite")
     from sim.tabletop.arm import ArmConfig, TabletopArm
 
-    arm = TabletopArm(ArmConfig(tasks=["lift_red", "lift_green"], cameras=["agentview"], camera_size=32))
+    arm = TabletopArm(
+        ArmConfig(tasks=["lift_red", "lift_green"], cameras=["agentview"], camera_size=32)
+    )
     try:
         arm.reset({"task": "lift_red/3"})
         for _ in range(10):
-            arm.aim(arm.read()["position"] + arm.demonstrate(False)[:3], np.zeros(0), np.zeros(0), -1.0)
+            arm.aim(
+                arm.read()["position"] + arm.demonstrate(False)[:3], np.zeros(0), np.zeros(0), -1.0
+            )
             arm.advance(0.05)
         before = arm._data.qpos.copy()
         towards = {}
@@ -172,30 +213,47 @@ def test_on_the_table_another_task_begins_where_things_are():
             arm.reset({"task": f"{name}: whatever", "stay": True})
             assert np.array_equal(arm._data.qpos, before)
             towards[name] = arm.demonstrate(True)[:2]
-        assert not np.allclose(towards["lift_red"], towards["lift_green"]), "the expert goes for the other cube"
+        assert not np.allclose(towards["lift_red"], towards["lift_green"]), (
+            "the expert goes for the other cube"
+        )
         assert {task["scene"] for task in arm.tasks.values()} == {"cubes"}
     finally:
         arm.close()
 
 
-# ----------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 def test_practice_is_learned_from_and_the_frozen_reset_policy_is_not(start, tmp_path):  # noqa: F811
-    given = ["robot.options.tasks=[raise,lower]", "robot.practice.reset=lower", "operator.patience_s=0.4"]
-    learning.learn(composed(start, tmp_path / "a", *given, "robot.tasks=[raise]", episodes=4), lambda text: None)
+    given = [
+        "robot.options.tasks=[raise,lower]",
+        "robot.practice.reset=lower",
+        "operator.patience_s=0.4",
+    ]
+    learning.learn(
+        composed(start, tmp_path / "a", *given, "robot.tasks=[raise]", episodes=4),
+        lambda text: None,
+    )
     paths = journals(tmp_path / "a" / "sessions" / "0001")
     names = [read(path).header["task"].partition(":")[0] for path in paths]
     assert names[:2] == ["raise", "lower"] and len(names) == 4
     rows = [r for r in read_metrics(tmp_path / "a" / "metrics.jsonl") if r["phase"] == "robot"]
-    assert len(rows) == 4 and rows[-1]["robot/episodes"] == 4, "both are learned from: one policy does both"
+    assert len(rows) == 4 and rows[-1]["robot/episodes"] == 4, (
+        "both are learned from: one policy does both"
+    )
 
     said: list[str] = []
     own = composed(start, tmp_path / "b", *given, f"robot.practice.checkpoint={start}", episodes=2)
     learning.learn(own, said.append)
     episodes = [read(path) for path in journals(tmp_path / "b" / "sessions" / "0001")]
-    versions = [{tick["policy_version"] for tick in episode.steps if tick["policy"]} for episode in episodes]
+    versions = [
+        {tick["policy_version"] for tick in episode.steps if tick["policy"]} for episode in episodes
+    ]
     learned, frozen = versions
-    assert all(name.startswith("learned-") for name in learned) and all(name.startswith("start@") for name in frozen)
-    assert any("not learned from" in text and "played by another policy (start@" in text for text in said)
+    assert all(name.startswith("learned-") for name in learned) and all(
+        name.startswith("start@") for name in frozen
+    )
+    assert any(
+        "not learned from" in text and "played by another policy (start@" in text for text in said
+    )
     rows = [r for r in read_metrics(tmp_path / "b" / "metrics.jsonl") if r["phase"] == "robot"]
     assert rows[-1]["robot/episodes"] == 1
 
@@ -203,7 +261,10 @@ def test_practice_is_learned_from_and_the_frozen_reset_policy_is_not(start, tmp_
 @pytest.mark.parametrize(
     "given, said",
     [
-        (["robot.practice.failures=2", "robot.practice.low=[0,0,0]"], "robot.practice.reset is empty"),
+        (
+            ["robot.practice.failures=2", "robot.practice.low=[0,0,0]"],
+            "robot.practice.reset is empty",
+        ),
         (["robot.practice.reset=lower", "robot.practice.failures=0"], "robot.practice.failures=0"),
         (["robot.practice.rest=lower"], "Did you mean robot.practice.reset?"),
         (["robot.practice=lower"], "robot.practice is 'lower', and keys are expected"),
@@ -216,7 +277,10 @@ def test_wrong_keys_of_practice_are_named(given, said):
 
 
 def test_practice_that_could_not_go_on_is_refused():
-    known = {name: {"instruction": name, "horizon": 9, "scene": name[0]} for name in ("raise", "rise", "lower")}
+    known = {
+        name: {"instruction": name, "horizon": 9, "scene": name[0]}
+        for name in ("raise", "rise", "lower")
+    }
     settings = compose(["robot=fake", "robot.practice.reset=lower", "robot.tasks=[raise]"])
     for asked, tasks, world, said in [
         (Asked(), ["raise"], known, "another scene"),

@@ -1,4 +1,5 @@
-"""A recorded episode done again: the same decisions, the same places, one chunk after the other and only once."""
+"""A recorded episode done again: the same decisions, the same places, one chunk after the other
+and only once."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ def sent(folder):
 
 @pytest.mark.parametrize("way", ["--lockstep", pytest.param("--headless", marks=pytest.mark.slow)])
 def test_an_episode_is_done_again_and_compared(session, tmp_path, capsys, way):
-    given = ["robot=fake", "robot.supervisor.silence_s=0.3", "robot.supervisor.frame_age_s=2.0", f"output_dir={tmp_path}"]
+    given = [
+        "robot=fake",
+        "robot.supervisor.silence_s=0.3",
+        "robot.supervisor.frame_age_s=2.0",
+        f"output_dir={tmp_path}",
+    ]
     asked = ["robot", "replay", str(session), way, "--episode", "1", *given]
     i, said = unhurried(capsys, lambda i: [*asked, f"name=again{i}"])
     before = [tick for tick in read(journals(session)[0]).steps if tick["sent"]]
@@ -46,27 +52,46 @@ def test_an_episode_is_done_again_and_compared(session, tmp_path, capsys, way):
     assert found.unit == "m" and str(found) in said
     if way == "--lockstep":
         assert found.distance.max() < 1e-6 and "paused:" not in said
-        np.testing.assert_allclose([t["sent"] for t in before], [t["sent"] for t in after[: len(before)]], atol=1e-6)
+        np.testing.assert_allclose(
+            [t["sent"] for t in before], [t["sent"] for t in after[: len(before)]], atol=1e-6
+        )
     elif "paused:" not in said:  # (where it was, the rest is stillness)
         assert found.distance.max() < 0.03
 
 
-def test_a_corrected_episode_is_done_again_with_the_steps_that_takeovers_cut_short(tmp_path, capsys):
-    """A takeover after three of five ticks of a control step once left them out: 4.5 and 6.3 mm here, 37 on another arm."""
+def test_a_corrected_episode_is_done_again_with_the_steps_that_takeovers_cut_short(
+    tmp_path, capsys
+):
+    """A takeover after three of five ticks of a control step once left them out: 4.5 and 6.3 mm
+    here, 37 on another arm."""
     save_checkpoint(tmp_path / "mover", Mover(SPEC, (0.03, 0.02, 0.0, -1.0)))
-    helps = ["operator.patience_s=0.37", "operator.help_gain=2", "operator.longest_s=20", "operator.reaction_median_s=0.05"]
+    helps = [
+        "operator.patience_s=0.37",
+        "operator.help_gain=2",
+        "operator.longest_s=20",
+        "operator.reaction_median_s=0.05",
+    ]
     given = overrides(tmp_path, tmp_path / "mover", "robot.horizon=200", *helps)
     assert main(["robot", "run", "--lockstep", "--episodes", "2", *given]) == 0
     for number in ("1", "2"):
         episode = read(journals(tmp_path / "s")[int(number) - 1], pictures=False)
         rows, whole = _sent(episode), [tick for tick in episode.steps if tick["sent"]]
         cut = [row for row in rows if not row["step_done"]]
-        assert len(rows) == len(whole) + len(cut) and cut and any(tick["is_human"] for tick in whole)
+        assert (
+            len(rows) == len(whole) + len(cut) and cut and any(tick["is_human"] for tick in whole)
+        )
         share = sum(tick["step"] == cut[0]["step"] for tick in episode.ticks) / 5
         assert share == {"1": 0.6, "2": 0.8}[number]
-        np.testing.assert_allclose(cut[0]["sent"], [share * 0.03, share * 0.02, 0.0, -1.0], rtol=1e-6)
+        np.testing.assert_allclose(
+            cut[0]["sent"], [share * 0.03, share * 0.02, 0.0, -1.0], rtol=1e-6
+        )
         again = [f"output_dir={tmp_path}", f"name=r{number}", "robot=fake", *given[4:6]]
-        assert main(["robot", "replay", str(tmp_path / "s"), "--lockstep", "--episode", number, *again]) == 0
+        assert (
+            main(
+                ["robot", "replay", str(tmp_path / "s"), "--lockstep", "--episode", number, *again]
+            )
+            == 0
+        )
         found = strayed(rows, _sent(read(journals(tmp_path / f"r{number}")[0], pictures=False)))
         assert found.distance[-1] < 1.5e-3 and found.distance.max() < 3e-3
     capsys.readouterr()
@@ -92,7 +117,10 @@ def test_it_plays_once_and_then_holds_still():
 
 def test_what_cannot_be_replayed_is_one_clear_error(session, tmp_path, capsys):
     given = [f"output_dir={tmp_path}", "robot=fake"]
-    assert main(["robot", "replay", str(session), "--lockstep", "--episode", "9", "name=a", *given]) == 2
+    assert (
+        main(["robot", "replay", str(session), "--lockstep", "--episode", "9", "name=a", *given])
+        == 2
+    )
     assert "--episode 9:" in (said := capsys.readouterr().err) and "holds the episodes 1, 2" in said
     assert main(["robot", "replay", str(tmp_path), "--lockstep", "name=b", *given]) == 2
     assert "holds no journal" in capsys.readouterr().err

@@ -27,7 +27,10 @@ from vla_rl.robot.harvest import LEDGER
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.session import Asked, make_plan
 
-RAISE, LOWER = Task("raise", "raise the point", horizon=40), Task("lower", "lower the point", horizon=40)
+RAISE, LOWER = (
+    Task("raise", "raise the point", horizon=40),
+    Task("lower", "lower the point", horizon=40),
+)
 PATIENT = dataclasses.replace(EXACT, patience_s=1000.0)  # it never takes over by itself
 
 
@@ -47,8 +50,16 @@ def test_new_starts_are_counted_up_and_half_of_the_episodes_return_to_what_faile
     numbers = [number for _, number in played(starts, lambda task: task.number == 1, 8)]
     # 0 succeeds; 1 fails; from then on every other one begins where 1 did.
     assert numbers == [0, 1, 1, 2, 1, 3, 1, 4]
-    assert [n for _, n in played(Starts((RAISE,), Returns(share=0.5)), lambda task: False, 4)] == [0, 1, 2, 3]
-    quarter = [n for _, n in played(Starts((RAISE,), Returns(share=0.25)), lambda task: task.number == 0, 9)]
+    assert [n for _, n in played(Starts((RAISE,), Returns(share=0.5)), lambda task: False, 4)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    quarter = [
+        n
+        for _, n in played(Starts((RAISE,), Returns(share=0.25)), lambda task: task.number == 0, 9)
+    ]
     assert quarter.count(0) == 3 and quarter[0] == 0
 
 
@@ -58,7 +69,8 @@ def test_the_start_that_failed_most_comes_first_and_one_that_is_mastered_no_more
         for success in successes:
             starts.ended(Tried(dataclasses.replace(RAISE, number=number), success, False))
     order = [n for _, n in played(starts, lambda task: False, 12)]
-    # 1 failed twice; a success makes that none, so then the one that was not tried for longest; two in a row end it.
+    # 1 failed twice; a success makes that none, so then the one that was not tried for longest; two
+    # in a row end it.
     assert [n for n in order if n < 3] == [1, 0, 2, 1, 0, 2] and not starts._open
     assert order[0] == 3, "nothing is owed to returns yet"
     assert starts.next.number == max(order) + 1 and starts.note == ""
@@ -88,8 +100,11 @@ def test_what_was_shown_is_no_success_of_the_policy():
 
 
 def test_tasks_take_turns_and_earlier_sessions_count():
-    past = (Tried(Task("raise", "", 6), False, False), Tried(Task("gone", "", 2), False, False),
-            Tried(Task("lower", "", -1), False, False))  # fmt: skip
+    past = (
+        Tried(Task("raise", "", 6), False, False),
+        Tried(Task("gone", "", 2), False, False),
+        Tried(Task("lower", "", -1), False, False),
+    )
     starts = Starts((RAISE, LOWER), Returns(share=0.5), past)
     found = played(starts, lambda task: task.number == 6, 5)
     assert found == [("lower", 0), ("raise", 6), ("raise", 7), ("raise", 6), ("lower", 1)]
@@ -97,9 +112,10 @@ def test_tasks_take_turns_and_earlier_sessions_count():
     assert next(iter(starts._open.values())).task.instruction == "raise the point"
 
 
-# --------------------------------------------------------------------------------------------------------- the session
+# -------------------------------------------------------------------------------------- the session
 def test_a_session_returns_and_the_operator_shows_all_of_an_episode(tmp_path):
-    """A policy that does nothing: its first start fails twice, then a person does it from the beginning."""
+    """A policy that does nothing: its first start fails twice, then a person does it from the
+    beginning."""
     session = Lockstep(tmp_path / "s", FAKE)
     try:
         session.watched(make_operator(PATIENT, session.world))
@@ -121,7 +137,8 @@ def test_a_session_returns_and_the_operator_shows_all_of_an_episode(tmp_path):
 
 
 def test_a_person_who_leads_is_told_each_time_where_the_next_one_begins():
-    """Whoever has control: also where it is the same start again, and after an episode that does not count."""
+    """Whoever has control: also where it is the same start again, and after an episode that does
+    not count."""
     conductor = Conductor(Plan((RAISE,), leads=False, judged=False, returns=Returns()), 20.0)
     told = Writer("supervisor", lambda: 1.0)
     ready = conductor._state = SimpleNamespace(mode="READY", holder="console.1", step_done=False)
@@ -129,32 +146,53 @@ def test_a_person_who_leads_is_told_each_time_where_the_next_one_begins():
 
     def announced() -> str:
         said = conductor.due(1.0)
-        assert [fields["name"] for _, _, fields in said] == ["task", "note"] and conductor.due(2.0) == [], "once"
+        assert [fields["name"] for _, _, fields in said] == ["task", "note"] and conductor.due(
+            2.0
+        ) == [], "once"
         return said[0][2]["value"]
 
-    for label, following in (("", 0), ("failure", 0), ("success", 1), ("discard", 1), ("success", 0)):
+    for label, following in (
+        ("", 0),
+        ("failure", 0),
+        ("success", 1),
+        ("discard", 1),
+        ("success", 0),
+    ):
         task = announced()
         conductor.hear(told.make(Notice, name="begin", value=task, **place))
         ready.mode = "AUTO"
         if label in ("success", "failure"):
             conductor.hear(told.make(Event, name="label", value=label, at=1.0, lease=""))
-        conductor.hear(told.make(Notice, name="discard" if label == "discard" else "end_episode", value="", **place))
+        conductor.hear(
+            told.make(
+                Notice, name="discard" if label == "discard" else "end_episode", value="", **place
+            )
+        )
         ready.mode = "READY"
         assert parse(conductor.starts.next.text).number == following, (label, task)
     assert announced() == "raise/0: raise the point"
 
 
-def test_on_a_real_arm_the_supervisor_takes_the_start_from_its_launcher_while_a_person_has_control(tmp_path):
+def test_on_a_real_arm_the_supervisor_takes_the_start_from_its_launcher_while_a_person_has_control(
+    tmp_path,
+):
     session = Lockstep(tmp_path / "s", FAKE)
     try:
         supervisor = session.supervisor
         supervisor.modes.mode = Mode.READY
-        for source, value in (("launcher", "raise/3: raise the point"), ("simulator", "raise/7: no")):
-            session.send(source, Hello, role="launcher" if source == "launcher" else "viewer", pid=1)
+        for source, value in (
+            ("launcher", "raise/3: raise the point"),
+            ("simulator", "raise/7: no"),
+        ):
+            session.send(
+                source, Hello, role="launcher" if source == "launcher" else "viewer", pid=1
+            )
             session.send(source, Event, name="task", value=value, at=1.0, lease="")
         assert supervisor._task == "raise/3: raise the point"
         supervisor.modes.mode = Mode.AUTO
-        session.send("launcher", Event, name="task", value="raise/4: raise the point", at=1.0, lease="")
+        session.send(
+            "launcher", Event, name="task", value="raise/4: raise the point", at=1.0, lease=""
+        )
         assert supervisor._task == "raise/3: raise the point", "not in the middle of an episode"
     finally:
         session.close()
@@ -167,14 +205,22 @@ def test_an_instruction_of_several_words_survives_as_a_start():
     starts = Starts((task,), Returns())
     starts.ended(Tried(dataclasses.replace(parse(numbered.text)), False, False))
     assert starts._open and next(iter(starts._open.values())).task.instruction == task.instruction
-    assert make_plan(compose(["robot=fake", "robot.tasks=[fold the towel]"]), Asked(), {}).tasks[0].name == "fold_the_towel"
+    assert (
+        make_plan(compose(["robot=fake", "robot.tasks=[fold the towel]"]), Asked(), {})
+        .tasks[0]
+        .name
+        == "fold_the_towel"
+    )
 
 
 def test_the_console_asks_until_a_person_shows_it():
     now = [10.0]
     display = Display(SimpleNamespace(folder=""), lambda: now[0])
     display.hear_note(f"{SHOW}: raise/3: raise the point")
-    assert display.call() == "Show it from here: raise/3: raise the point. Take control and do all of it."
+    assert (
+        display.call()
+        == "Show it from here: raise/3: raise the point. Take control and do all of it."
+    )
     for mode, asks in (("AUTO", True), ("HUMAN", False), ("AUTO", True), ("READY", False)):
         now[0] += 1.0
         display.state, display.state_at = SimpleNamespace(mode=mode), now[0]
@@ -182,18 +228,24 @@ def test_the_console_asks_until_a_person_shows_it():
     display.hear_note(f"{CALL}: somebody")
     now[0] += 1.0
     display.state_at = now[0]
-    assert "somebody" in display.call(), "another call, for which a person at the controls is no answer yet"
+    assert "somebody" in display.call(), (
+        "another call, for which a person at the controls is no answer yet"
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 def test_learning_goes_on_from_where_it_failed_in_the_session_before(start, tmp_path):  # noqa: F811
     given = ["robot.returns.share=0.5", "operator.patience_s=1000", "robot.horizon=12"]
     first = composed(start, tmp_path / "a", *given, episodes=2)
     learning.learn(first, lambda text: None)
-    failed = [parse(read(p).header["task"]).number for p in journals(tmp_path / "a" / "sessions" / "0001")]
+    failed = [
+        parse(read(p).header["task"]).number for p in journals(tmp_path / "a" / "sessions" / "0001")
+    ]
     assert failed == [0, 1] or failed == [0, 0]
     learning.learn(dataclasses.replace(first, episodes=4), lambda text: None)
-    again = [parse(read(p).header["task"]).number for p in journals(tmp_path / "a" / "sessions" / "0002")]
+    again = [
+        parse(read(p).header["task"]).number for p in journals(tmp_path / "a" / "sessions" / "0002")
+    ]
     assert len(again) == 2 and {*again} & {*failed} and max(again) <= max(failed) + 1
     kept = [record["start"] for record in Journal(tmp_path / "a" / LEDGER).read()]
     assert kept == [["raise", number] for number in [*failed, *again]]
@@ -213,17 +265,23 @@ def test_learning_goes_on_from_where_it_failed_in_the_session_before(start, tmp_
 def test_an_episode_that_is_helped_has_time_for_it(words, asked, steps):
     """Of the tabletop arm as it is configured, as the documented commands start it."""
     own = {"lift_cube": 80, "place_can": 140}
-    known = {name: {"instruction": name, "horizon": limit, "scene": ""} for name, limit in own.items()}
+    known = {
+        name: {"instruction": name, "horizon": limit, "scene": ""} for name, limit in own.items()
+    }
     plan = make_plan(compose(["robot.tasks=[lift_cube,place_can]", *words]), asked, known)
     assert [task.horizon for task in plan.tasks] == steps
-    assert make_plan(compose(["robot=fake", "robot.tasks=[fold]"]), asked, {}).tasks[0].horizon == 0  # on a real arm: none
+    # on a real arm: none
+    assert make_plan(compose(["robot=fake", "robot.tasks=[fold]"]), asked, {}).tasks[0].horizon == 0
 
 
-@pytest.mark.parametrize("given, said", [
-    (["robot.returns.share=1.0"], r"robot.returns.share=1.0 must be in \[0, 1\)"),
-    (["robot.returns.share=0.5", "robot.practice.reset=lower"], "nobody puts things back"),
-    (["robot.returns.shre=0.5"], r"Did you mean robot.returns.share\?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["robot.returns.share=1.0"], r"robot.returns.share=1.0 must be in \[0, 1\)"),
+        (["robot.returns.share=0.5", "robot.practice.reset=lower"], "nobody puts things back"),
+        (["robot.returns.shre=0.5"], r"Did you mean robot.returns.share\?"),
+    ],
+)
 def test_wrong_keys_are_named(given, said):
     with pytest.raises(ConfigError, match=said):
         compose(["robot=fake", *given])

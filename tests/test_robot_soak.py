@@ -21,7 +21,9 @@ FAKE = LIMITS / "fake_point.yaml"
 def short(tmp_path, kinds: list[str], monkeypatch, minutes: float = 0.3):
     """(the document, what was said) of a soak whose faults are ``kinds`` in turn."""
     told: list[str] = []
-    monkeypatch.setattr(soak.Soak, "fill", lambda self: self.bag.extend(kinds[::-1]) if not self.bag else None)
+    monkeypatch.setattr(
+        soak.Soak, "fill", lambda self: self.bag.extend(kinds[::-1]) if not self.bag else None
+    )
     monkeypatch.setattr(soak, "say", told.append)
     return soak.measure("fake", FAKE, minutes, math.inf, 3.0, 0, tmp_path), told
 
@@ -29,7 +31,18 @@ def short(tmp_path, kinds: list[str], monkeypatch, minutes: float = 0.3):
 @pytest.mark.slow
 def test_the_command_strikes_looks_and_leaves_nothing_behind(tmp_path, capsys):
     out = tmp_path / "a.json"
-    given = ["--minutes", "0.6", "--every", "3", "--seed", "1", "--keep", str(tmp_path / "kept"), "--json", str(out)]
+    given = [
+        "--minutes",
+        "0.6",
+        "--every",
+        "3",
+        "--seed",
+        "1",
+        "--keep",
+        str(tmp_path / "kept"),
+        "--json",
+        str(out),
+    ]
     assert main(["bench", "soak", *given]) == 0, capsys.readouterr().out
     document = json.loads(out.read_text())
     struck = sum(row["count"] for row in document["faults"])
@@ -47,7 +60,8 @@ def test_a_fault_is_timed_until_the_arm_is_followed_again(tmp_path, monkeypatch)
     document, _ = short(tmp_path, kinds, monkeypatch, minutes=0.4)
     found = {s["kind"]: s for s in document["struck"]}
     assert set(found) == set(kinds) and document["problems"] == []
-    for latched in ("reflex", "stop", "policy says NaN"):  # a person acknowledges, which takes 0.2 s and more
+    # a person acknowledges, which takes 0.2 s and more
+    for latched in ("reflex", "stop", "policy says NaN"):
         assert found[latched]["stopped"] and found[latched]["moved_on_s"] > 0.2
     for ending in ("policy killed", "recorder killed"):
         assert found[ending]["stopped"] and found[ending]["moved_on_s"] is None
@@ -55,7 +69,9 @@ def test_a_fault_is_timed_until_the_arm_is_followed_again(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_record_that_is_lost_a_wall_that_is_passed_and_an_arm_that_stays_are_found(tmp_path, monkeypatch):
+def test_a_record_that_is_lost_a_wall_that_is_passed_and_an_arm_that_stays_are_found(
+    tmp_path, monkeypatch
+):
     plain = JournalWriter.tick
 
     def loses(self, state):
@@ -65,19 +81,26 @@ def test_a_record_that_is_lost_a_wall_that_is_passed_and_an_arm_that_stays_are_f
     with monkeypatch.context() as patched:
         patched.setattr(JournalWriter, "tick", loses)
         document, told = short(tmp_path / "a", ["gripper"], patched, 0.1)
-    assert document["counts"]["lost"] > 0 and any("states were told" in text for text in document["problems"])
+    assert document["counts"]["lost"] > 0 and any(
+        "states were told" in text for text in document["problems"]
+    )
     assert any(text.startswith("problem: ") for text in told)
     (kept,) = {path.parent.parent.name for path in (tmp_path / "a").glob("*/journal/*.vrj")}
     assert kept == "0001" and read(next((tmp_path / "a" / kept / "journal").glob("*.vrj"))).ticks
 
     class Strict(Judge):
         def __init__(self, limits):
-            super().__init__(dataclasses.replace(limits, box=Box((-0.3, -0.3, 0.05), (0.3, 0.3, 0.35))))
+            super().__init__(
+                dataclasses.replace(limits, box=Box((-0.3, -0.3, 0.05), (0.3, 0.3, 0.35)))
+            )
 
     with monkeypatch.context() as patched:
         patched.setattr(soak, "Judge", Strict)
         document, _ = short(tmp_path / "b", ["gripper"], patched, 0.1)
-    assert "limits were exceeded" in document["problems"][0] and document["limits"]["own"]["violations"]["box"] > 0
+    assert (
+        "limits were exceeded" in document["problems"][0]
+        and document["limits"]["own"]["violations"]["box"] > 0
+    )
 
     with monkeypatch.context() as patched:
         patched.setattr(soak, "HANG_S", 3.0)

@@ -1,4 +1,5 @@
-"""What every shipped learning run promises: there is time for skill, so that RL cannot win by speed alone."""
+"""What every shipped learning run promises: there is time for skill, so that RL cannot win by
+speed alone."""
 
 from __future__ import annotations
 
@@ -30,9 +31,16 @@ MEASURED: dict[str, dict[str, float]] = {}  # runs that demonstrate alike are me
 
 
 def lengths(config: RunConfig, per_task: int = 3) -> dict[str, tuple[float, int]]:
-    """Per task: mean control steps of ``per_task`` successful demonstrations as the run collects them, and its limit."""
-    limits = {t.task_id: t.horizon for t in build.implementation("env", config.env_type)(config.env).tasks}
-    env = dataclasses.replace(config.env, horizon=config.collect.horizon) if config.collect.horizon else config.env
+    """Per task: mean control steps of ``per_task`` successful demonstrations as the run collects
+    them, and its limit."""
+    limits = {
+        t.task_id: t.horizon for t in build.implementation("env", config.env_type)(config.env).tasks
+    }
+    env = (
+        dataclasses.replace(config.env, horizon=config.collect.horizon)
+        if config.collect.horizon
+        else config.env
+    )
     options = {"noise_std": config.collect.action_noise}
     if config.collect.speed != 1.0:
         options["speed"] = config.collect.speed
@@ -43,7 +51,9 @@ def lengths(config: RunConfig, per_task: int = 3) -> dict[str, tuple[float, int]
     return {task: (steps, limits[task]) for task, steps in MEASURED[key].items()}
 
 
-def demonstrated_steps(env_type: str, env: Any, options: dict[str, float], tasks: list[str], per_task: int):
+def demonstrated_steps(
+    env_type: str, env: Any, options: dict[str, float], tasks: list[str], per_task: int
+):
     """Mean control steps by task."""
     simulator = build.implementation("env", env_type)(env)
     collect = build.attribute(build.env_entry(env_type).collect)
@@ -62,7 +72,9 @@ def demonstrated_steps(env_type: str, env: Any, options: dict[str, float], tasks
 
 
 def test_the_limit_of_every_run_is_looked_at():
-    assert {ENVS[name] for name in SCRIPTED} == {"toy", "tabletop", "libero", "dualarm"}, "another env: give it a test below"
+    assert {ENVS[name] for name in SCRIPTED} == {"toy", "tabletop", "libero", "dualarm"}, (
+        "another env: give it a test below"
+    )
     assert [name for name in RUNS if name not in SCRIPTED] == ["robotwin_openvla_oft", "sft"]
 
 
@@ -76,7 +88,11 @@ def test_a_toy_run_leaves_time_for_skill(name: str):
 @pytest.mark.xdist_group("limits")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n == "quickstart" else pytest.mark.slow) for n in SCRIPTED if ENVS[n] == "tabletop"],
+    [
+        pytest.param(n, marks=() if n == "quickstart" else pytest.mark.slow)
+        for n in SCRIPTED
+        if ENVS[n] == "tabletop"
+    ],
 )
 def test_a_tabletop_run_leaves_time_for_skill(name: str):
     for task, (demonstrated, limit) in lengths(compose([f"run={name}"])).items():
@@ -89,15 +105,20 @@ def test_a_tabletop_run_leaves_time_for_skill(name: str):
 def test_a_libero_run_leaves_time_for_skill(name: str):
     if problem := libero_problem():
         pytest.skip(f"needs LIBERO: {problem}")
-    same_motion = ["env.camera_size=32", "env.look=light", "env.controller=fast"]  # (tests/test_libero_sim.py)
-    for task, (demonstrated, limit) in lengths(compose([f"run={name}", *same_motion]), per_task=1).items():
+    # (tests/test_libero_sim.py)
+    same_motion = ["env.camera_size=32", "env.look=light", "env.controller=fast"]
+    for task, (demonstrated, limit) in lengths(
+        compose([f"run={name}", *same_motion]), per_task=1
+    ).items():
         assert limit >= 1.5 * demonstrated, (name, task)
 
 
 @pytest.mark.parametrize("name", [n for n in SCRIPTED if ENVS[n] == "dualarm"])
 def test_a_dualarm_run_leaves_time_for_skill(name: str):
     pytest.importorskip("sapien")
-    for task, (demonstrated, limit) in lengths(compose([f"run={name}", "env.observe=state", "env.cameras=[]"])).items():
+    for task, (demonstrated, limit) in lengths(
+        compose([f"run={name}", "env.observe=state", "env.cameras=[]"])
+    ).items():
         assert limit >= 1.5 * demonstrated, (name, task)
 
 
@@ -109,20 +130,32 @@ def compatible(*overrides: str) -> str:
         return str(error)
 
 
-ALGORITHMS, POLICIES = (sorted(p.stem for p in (config_dir() / group).glob("*.yaml")) for group in ("algorithm", "policy"))
+ALGORITHMS, POLICIES = (
+    sorted(p.stem for p in (config_dir() / group).glob("*.yaml"))
+    for group in ("algorithm", "policy")
+)
 PER_RUN = 6  # of the fast tier's sample
 
 
 def sample(run: str) -> list[tuple[str, str]]:
-    """(algorithm, policy): ``PER_RUN`` of each for a run, others for the next one, so that all of them are met."""
+    """(algorithm, policy): ``PER_RUN`` of each for a run, others for the next one, so that all
+    of them are met."""
     at = RUNS.index(run)
     steps = range(at, len(ALGORITHMS) * PER_RUN + at, len(ALGORITHMS))
-    return [(ALGORITHMS[(at + 6 * i) % len(ALGORITHMS)], POLICIES[step % len(POLICIES)]) for i, step in enumerate(steps)]
+    return [
+        (ALGORITHMS[(at + 6 * i) % len(ALGORITHMS)], POLICIES[step % len(POLICIES)])
+        for i, step in enumerate(steps)
+    ]
 
 
 def refusals(run: str, algorithm: str, policy: str) -> dict[str, str]:
-    """Why the run does not take that algorithm, that policy, and both; composed once where the composition is sound."""
-    own, with_algorithm, with_policy = [f"run={run}", *GIVEN.get(run, [])], f"algorithm={algorithm}", f"policy={policy}"
+    """Why the run does not take that algorithm, that policy, and both; composed once where the
+    composition is sound."""
+    own, with_algorithm, with_policy = (
+        [f"run={run}", *GIVEN.get(run, [])],
+        f"algorithm={algorithm}",
+        f"policy={policy}",
+    )
     try:
         both = compose([*own, with_algorithm, with_policy])
     except ConfigError:
@@ -134,7 +167,11 @@ def refusals(run: str, algorithm: str, policy: str) -> dict[str, str]:
     # an algorithm's file may set keys of the whole run, a policy's sets the policy alone
     algorithm_alone = with_policy_of(both, composed(run))
     policy_alone = with_policy_of(composed(run), both)
-    cases = {with_algorithm: algorithm_alone, with_policy: policy_alone, f"{with_algorithm} {with_policy}": both}
+    cases = {
+        with_algorithm: algorithm_alone,
+        with_policy: policy_alone,
+        f"{with_algorithm} {with_policy}": both,
+    }
     return {given: refusal(config) for given, config in cases.items()}
 
 
@@ -156,7 +193,8 @@ def composed(run: str) -> RunConfig:
 
 
 def check_refusals(run: str, pairs: Iterable[tuple[str, str]]) -> None:
-    """Never for a key that the run set for another component: tuning belongs to the component's own files."""
+    """Never for a key that the run set for another component: tuning belongs to the component's
+    own files."""
     assert not refusal(composed(run)), run
     for algorithm, policy in pairs:
         for given, reason in refusals(run, algorithm, policy).items():
@@ -176,15 +214,20 @@ def test_a_run_composes_with_algorithms_and_policies_or_says_why_not(run):
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_composes_with_every_algorithm_and_policy_or_says_why_not(run):
     count = max(len(ALGORITHMS), len(POLICIES))
-    check_refusals(run, [(ALGORITHMS[i % len(ALGORITHMS)], POLICIES[i % len(POLICIES)]) for i in range(count)])
+    check_refusals(
+        run, [(ALGORITHMS[i % len(ALGORITHMS)], POLICIES[i % len(POLICIES)]) for i in range(count)]
+    )
 
 
 def test_the_pairs_that_a_user_would_try_first():
-    assert not compatible("run=quickstart", "algorithm=filtered_bc") and not compatible("run=toy", "algorithm=filtered_bc")
+    assert not compatible("run=quickstart", "algorithm=filtered_bc") and not compatible(
+        "run=toy", "algorithm=filtered_bc"
+    )
     assert "rl.group_size=8" in compatible("run=quickstart", "algorithm=grpo")
     preflight.check_run(compose(["run=quickstart", "algorithm=grpo", "rl.group_size=8"]))
-    assert "set actor=residual or direct, which goes on top of it, or use policy=small" in compatible(
-        "run=quickstart", "algorithm=td3"
+    assert (
+        "set actor=residual or direct, which goes on top of it, or use policy=small"
+        in compatible("run=quickstart", "algorithm=td3")
     )
     assert not compatible("run=quickstart", "algorithm=residual")
     assert not compatible("run=residual_quickstart", "algorithm=ppo")

@@ -24,7 +24,10 @@ REACHABLE = module.reachable
 
 
 def logger(folder, say=print, name="toy", tensorboard=False, tree=None, **wandb):
-    return MetricsLogger(folder, sinks(folder, name, WandbConfig(**{"mode": "off", **wandb}), tensorboard, tree or {}, say))
+    return MetricsLogger(
+        folder,
+        sinks(folder, name, WandbConfig(**{"mode": "off", **wandb}), tensorboard, tree or {}, say),
+    )
 
 
 def table(path):
@@ -32,16 +35,23 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-# ------------------------------------------------------------------------------------------------------------------ CSV
+# ---------------------------------------------------------------------------------------------- CSV
 def test_csv_has_a_row_per_step_and_grows_columns(tmp_path):
     with logger(tmp_path) as log:
         log.log("sft", 10, {"sft/loss": 2.5})
         log.log("rl", 1, {"rollout/success": 0.25, "ppo/kl": math.nan})
         log.log("rl", 2, {"rollout/success": 0.5, "eval/success": 0.75})
-        assert [r["step"] for r in table(tmp_path / "metrics_rl.csv")] == ["1", "2"]  # while it goes
-    assert [(r["step"], r["sft/loss"]) for r in table(tmp_path / "metrics_sft.csv")] == [("10", "2.5")]
+        # while it goes
+        assert [r["step"] for r in table(tmp_path / "metrics_rl.csv")] == ["1", "2"]
+    assert [(r["step"], r["sft/loss"]) for r in table(tmp_path / "metrics_sft.csv")] == [
+        ("10", "2.5")
+    ]
     rows = table(tmp_path / "metrics_rl.csv")
-    assert [r["eval/success"] for r in rows] == ["", "0.75"] and rows[0]["ppo/kl"] == "" and "phase" not in rows[0]
+    assert (
+        [r["eval/success"] for r in rows] == ["", "0.75"]
+        and rows[0]["ppo/kl"] == ""
+        and "phase" not in rows[0]
+    )
 
 
 def test_a_resumed_run_has_no_step_twice(tmp_path):
@@ -50,7 +60,11 @@ def test_a_resumed_run_has_no_step_twice(tmp_path):
             log.log("rl", step, {"x": float(step)})
     with logger(tmp_path) as log:
         log.log("rl", 3, {"x": 30.0})
-    assert [(r["step"], r["x"]) for r in table(tmp_path / "metrics_rl.csv")] == [("1", "1.0"), ("2", "2.0"), ("3", "30.0")]
+    assert [(r["step"], r["x"]) for r in table(tmp_path / "metrics_rl.csv")] == [
+        ("1", "1.0"),
+        ("2", "2.0"),
+        ("3", "30.0"),
+    ]
 
 
 def test_a_run_that_logs_nothing_opens_nothing(tmp_path, fake_wandb):
@@ -59,7 +73,7 @@ def test_a_run_that_logs_nothing_opens_nothing(tmp_path, fake_wandb):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"] and fake_wandb.init == []
 
 
-# ---------------------------------------------------------------------------------------------------------- TensorBoard
+# -------------------------------------------------------------------------------------- TensorBoard
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
     pytest.importorskip("tensorboard")
@@ -73,7 +87,9 @@ def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
         log.log("rl", 2, {"rollout/success": 0.625})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert {"sft/loss", "rollout/success", "rl/time_s"} == set(events.Tags()["scalars"]) - {"sft/time_s"}
+    assert {"sft/loss", "rollout/success", "rl/time_s"} == set(events.Tags()["scalars"]) - {
+        "sft/time_s"
+    }
     assert [(e.step, e.value) for e in events.Scalars("rollout/success")] == [(1, 0.25), (2, 0.625)]
 
 
@@ -90,7 +106,7 @@ def test_tensorboard_that_is_asked_for_and_missing_is_named_at_once(tmp_path, mo
     preflight.check(compose(["run=toy", "wandb.mode=online", f"output_dir={tmp_path}"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- wandb
+# -------------------------------------------------------------------------------------------- wandb
 @pytest.fixture
 def fake_wandb(monkeypatch, tmp_path):
     calls = types.SimpleNamespace(init=[], logged=[], axes={}, finished=0, broken=False, refuses="")
@@ -119,7 +135,10 @@ def fake_wandb(monkeypatch, tmp_path):
         return Run(keywords)
 
     fake = types.SimpleNamespace(
-        init=init, Settings=lambda **k: k, Video=lambda path, format: ("video", path), __spec__=object()
+        init=init,
+        Settings=lambda **k: k,
+        Video=lambda path, format: ("video", path),
+        __spec__=object(),
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
@@ -160,16 +179,28 @@ def test_wandb_gets_config_metrics_over_iterations_and_videos(tmp_path, fake_wan
         log.log("eval", 20, {"eval_rl/success": 0.5})
         log.video("eval", 20, tmp_path / "rl.mp4")
     [given] = fake_wandb.init
-    assert given["mode"] == "offline" and given["name"] == "study/seed_1" and given["config"] == tree
+    assert (
+        given["mode"] == "offline" and given["name"] == "study/seed_1" and given["config"] == tree
+    )
     assert (given["project"], given["entity"], given["tags"]) == ("arms", "lab", ["a", "b"])
-    assert said == ["wandb: offline, as nobody is logged in; to send it later: wandb sync /runs/wandb/offline-run-1"]
+    assert said == [
+        "wandb: offline, as nobody is logged in; to send it later: wandb sync "
+        "/runs/wandb/offline-run-1"
+    ]
     sft, rl, end, video = fake_wandb.logged
     assert sft["sft/loss"] == 2.5 and sft["sft/update"] == 10
-    assert rl["rl/iteration"] == 4 and rl["ppo/kl"] == 0.1 and rl["rl/episodes"] == 256 and "rl/x" not in rl
+    assert (
+        rl["rl/iteration"] == 4
+        and rl["ppo/kl"] == 0.1
+        and rl["rl/episodes"] == 256
+        and "rl/x" not in rl
+    )
     assert end == {"eval_rl/success": 0.5, "rl/iteration": 20, "eval/time_s": end["eval/time_s"]}
     assert video == {"videos/rl": ("video", str(tmp_path / "rl.mp4")), "rl/iteration": 20}
     assert fake_wandb.axes["sft/loss"] == "sft/update"
-    assert {fake_wandb.axes[name] for name in ("ppo/kl", "eval_rl/success", "videos/rl")} == {"rl/iteration"}
+    assert {fake_wandb.axes[name] for name in ("ppo/kl", "eval_rl/success", "videos/rl")} == {
+        "rl/iteration"
+    }
     assert fake_wandb.finished == 1
 
 
@@ -195,11 +226,16 @@ def test_an_online_run_is_resumed_and_a_copy_of_it_is_not(tmp_path, monkeypatch,
             log.log("rl", step, {"x": 1.0})
     first, second = fake_wandb.init
     assert first["id"] is None and (second["id"], second["resume"]) == ("id1", "allow")
-    assert [v["rl/iteration"] for v in fake_wandb.logged] == [1, 2]  # what the server has is not sent again
+    # what the server has is not sent again
+    assert [v["rl/iteration"] for v in fake_wandb.logged] == [1, 2]
     fake_wandb.logged.clear()
     with logger(tmp_path, mode="auto", name="copy") as log:
         log.log("rl", 3, {"x": 1.0})
-    assert fake_wandb.init[2]["id"] is None and [v["rl/iteration"] for v in fake_wandb.logged] == [1, 2, 3]
+    assert fake_wandb.init[2]["id"] is None and [v["rl/iteration"] for v in fake_wandb.logged] == [
+        1,
+        2,
+        3,
+    ]
     assert json.loads((tmp_path / "wandb.json").read_text())["run"] == "copy"
 
 
@@ -232,11 +268,15 @@ def test_wandb_that_is_not_installed_is_said_once(tmp_path, monkeypatch, fake_wa
 @pytest.mark.parametrize(
     ("overrides", "mode", "project"),
     [
-        ([], "auto", "vla-rl"), (["wandb=false"], "off", "vla-rl"), (["wandb=true"], "auto", "vla-rl"),
-        (["wandb=off", "wandb.project=x"], "off", "x"), (["wandb.project=x", "wandb=offline"], "offline", "x"),
-        (["run=toy", "wandb.project=x"], "off", "x"), (["run=toy", "wandb=true"], "auto", "vla-rl"),
+        ([], "auto", "vla-rl"),
+        (["wandb=false"], "off", "vla-rl"),
+        (["wandb=true"], "auto", "vla-rl"),
+        (["wandb=off", "wandb.project=x"], "off", "x"),
+        (["wandb.project=x", "wandb=offline"], "offline", "x"),
+        (["run=toy", "wandb.project=x"], "off", "x"),
+        (["run=toy", "wandb=true"], "auto", "vla-rl"),
     ],
-)  # fmt: skip
+)
 def test_what_users_type(overrides, mode, project):
     wandb = compose(overrides).wandb
     assert (wandb.mode, wandb.project) == (mode, project)

@@ -1,4 +1,5 @@
-"""What all simulators do alike with their slots, tasks and actions, and how an expert's runs are summed up."""
+"""What all simulators do alike with their slots, tasks and actions, and how an expert's runs are
+summed up."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_a_slot_runs_until_its_episode_is_over() -> None:
     slots = {0: SimpleNamespace(over=False), 1: SimpleNamespace(over=True)}
     assert running(slots, 0) is slots[0] and running(slots, 1, over=True) is slots[1]
     for slot, over in ((1, False), (2, False), (2, True)):
-        with pytest.raises(ValueError, match=f"slot {slot} has no running episode: call start first"):
+        with pytest.raises(
+            ValueError, match=f"slot {slot} has no running episode: call start first"
+        ):
             running(slots, slot, over)
 
 
@@ -35,10 +38,13 @@ def test_actions_of_another_shape_or_not_finite_are_told_apart() -> None:
 
 def test_tasks_are_found_by_name_asked_for_by_split_and_last_as_long_as_set() -> None:
     assert task_named({"lift": TASK}, "lift") is TASK
-    with pytest.raises(ConfigError, match="task 'juggle' is not configured: use one of lift, press"):
+    with pytest.raises(
+        ConfigError, match="task 'juggle' is not configured: use one of lift, press"
+    ):
         task_named({"lift": TASK, "press": TASK}, "juggle")
     texts = [
-        instruction(TASK, EpisodeSpec("lift", 0, split=split, instruction_index=3)) for split in ("train", "held_out")
+        instruction(TASK, EpisodeSpec("lift", 0, split=split, instruction_index=3))
+        for split in ("train", "held_out")
     ]
     assert texts == ["raise", "up"]
     assert [task.horizon for horizon in (0, 7) for task in lasting((TASK,), horizon)] == [40, 7]
@@ -46,6 +52,8 @@ def test_tasks_are_found_by_name_asked_for_by_split_and_last_as_long_as_set() ->
 
 
 def test_an_experts_figures_are_those_of_its_successes() -> None:
-    runs = [{"success": s, "actions": np.zeros((n, 2))} for s, n in ((True, 3), (False, 99), (True, 6))]
+    runs = [
+        {"success": s, "actions": np.zeros((n, 2))} for s, n in ((True, 3), (False, 99), (True, 6))
+    ]
     assert expert_figures(runs) == (2, 4.5, 6)
     assert expert_figures(runs[1:2]) == (0, 0.0, 0)

@@ -8,7 +8,9 @@ LOW, HIGH = (-0.1, -0.07), (0.1, 0.13)
 
 
 def positions(split: str, count: int = 1500) -> np.ndarray:
-    return np.stack([splits.sample_xy(splits.rng("task", i, split), LOW, HIGH, split) for i in range(count)])
+    return np.stack(
+        [splits.sample_xy(splits.rng("task", i, split), LOW, HIGH, split) for i in range(count)]
+    )
 
 
 def test_train_and_held_out_placements_never_share_a_cell():
@@ -28,10 +30,15 @@ def test_placements_fill_the_region_and_survive_rounding_to_float32():
 
 def test_a_fifth_of_the_cells_is_held_out_and_none_touches_another():
     held_out = np.array(
-        [[splits.cell_is_held_out(i + 0.5, j + 0.5, 1.0) for j in range(-20, 20)] for i in range(-20, 20)]
+        [
+            [splits.cell_is_held_out(i + 0.5, j + 0.5, 1.0) for j in range(-20, 20)]
+            for i in range(-20, 20)
+        ]
     )
     assert held_out.mean() == pytest.approx(0.2)
-    assert not (held_out[1:] & held_out[:-1]).any() and not (held_out[:, 1:] & held_out[:, :-1]).any()
+    assert (
+        not (held_out[1:] & held_out[:-1]).any() and not (held_out[:, 1:] & held_out[:, :-1]).any()
+    )
 
 
 def test_streams_are_reproducible_and_distinct():
@@ -46,7 +53,8 @@ def test_streams_are_reproducible_and_distinct():
 
 
 def test_seeds_do_not_depend_on_the_process():
-    assert splits.stable_seed("a", 1) == 2990713671386263668  # Python's own hash() would differ from run to run
+    # Python's own hash() would differ from run to run
+    assert splits.stable_seed("a", 1) == 2990713671386263668
     assert splits.stable_seed("a", 1) != splits.stable_seed("a", "1") != splits.stable_seed("a1")
     assert 0 <= splits.stable_seed("x") < 2**63
 
@@ -55,4 +63,6 @@ def test_bad_input_is_named():
     with pytest.raises(ConfigError, match=r"'test'.*train, held_out"):
         splits.rng("task", 0, "test")
     with pytest.raises(ConfigError, match="widen the region"):
-        splits.sample_xy(splits.rng("task", 0, "held_out"), (0.011, 0.011), (0.012, 0.012), "held_out")
+        splits.sample_xy(
+            splits.rng("task", 0, "held_out"), (0.011, 0.011), (0.012, 0.012), "held_out"
+        )

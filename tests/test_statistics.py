@@ -23,7 +23,9 @@ from vla_rl.evaluation.statistics import (
 
 @pytest.mark.parametrize(
     "k, n, low, high",
-    [  # Newcombe 1998, Statistics in Medicine 17:857, table I (score method without continuity correction)
+    # Newcombe 1998, Statistics in Medicine 17:857, table I (score method without continuity
+    # correction)
+    [
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0000, 0.1611),
@@ -64,7 +66,8 @@ def test_mcnemar_by_hand():
 
 
 def test_newcombe_published():
-    """Newcombe 1998, Statistics in Medicine 17:2635, table III, method 10, first example (36, 12, 2, 0)."""
+    """Newcombe 1998, Statistics in Medicine 17:2635, table III, method 10, first example (36,
+    12, 2, 0)."""
     assert paired_difference_interval(36, 12, 2, 0) == pytest.approx((0.0569, 0.3404), abs=5e-5)
 
 
@@ -94,7 +97,9 @@ def test_compare_paired():
     c = compare_paired(a, b)
     assert (c.trials, c.successes_a, c.successes_b) == (9, 2, 7)
     assert (c.both, c.only_a, c.only_b, c.neither) == (1, 1, 6, 1)
-    assert c.difference == pytest.approx(5 / 9) and c.difference_low < c.difference < c.difference_high
+    assert (
+        c.difference == pytest.approx(5 / 9) and c.difference_low < c.difference < c.difference_high
+    )
     assert c.p_value == mcnemar_exact(1, 6) and not c.significant
     assert compare_paired([False] * 9, [True] * 9).significant
     assert c.to_dict()["only_b"] == 6
@@ -123,7 +128,14 @@ def test_difference_of_independent_rates_is_newcombes():
 
 @pytest.mark.parametrize(
     "degrees, confidence, t",
-    [(1, 0.95, 12.706), (2, 0.95, 4.303), (3, 0.99, 5.841), (9, 0.95, 2.262), (10, 0.9, 1.812), (30, 0.95, 2.042)],
+    [
+        (1, 0.95, 12.706),
+        (2, 0.95, 4.303),
+        (3, 0.99, 5.841),
+        (9, 0.95, 2.262),
+        (10, 0.9, 1.812),
+        (30, 0.95, 2.042),
+    ],
 )
 def test_student_published(degrees, confidence, t):  # the usual two-sided table
     assert student_quantile(degrees, confidence) == pytest.approx(t, abs=5e-4)
@@ -131,7 +143,9 @@ def test_student_published(degrees, confidence, t):  # the usual two-sided table
 
 def test_mean_interval_by_hand():
     # mean 5, standard deviation 2, n = 4: 5 ± 3.1824 · 2 / 2
-    assert mean_interval([5 - 3**0.5, 5 - 3**0.5, 5 + 3**0.5, 5 + 3**0.5]) == pytest.approx((1.8176, 8.1824), abs=1e-4)
+    assert mean_interval([5 - 3**0.5, 5 - 3**0.5, 5 + 3**0.5, 5 + 3**0.5]) == pytest.approx(
+        (1.8176, 8.1824), abs=1e-4
+    )
     assert mean_interval([0.4]) is None and mean_interval([]) is None
     with pytest.raises(ValueError, match="degrees >= 1"):
         student_quantile(0)

@@ -19,6 +19,8 @@ def test_spreads_over_noises_and_states(script):
     observation = seen(0, 50)
     found = script("steerable").spreads(Echo(), observation, noises=400)
     for name in ("each step", "whole chunk"):
-        torch.testing.assert_close(found[name], torch.full((SPEC.action_dim,), 0.1), rtol=0.05, atol=0)
+        torch.testing.assert_close(
+            found[name], torch.full((SPEC.action_dim,), 0.1), rtol=0.05, atol=0
+        )
     truth = observation.proprio[:, 0].std()
     torch.testing.assert_close(found["states"], truth.expand(SPEC.action_dim), rtol=0.01, atol=0)

@@ -47,10 +47,17 @@ def test_columns_of_a_seed_go_on_from_one_start(study, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study.subprocess, "run", run)
-    words = "mine --start --seeds 3 7 --column ppo --column bc=algorithm=filtered_bc -- rl.iterations=2"
+    words = (
+        "mine --start --seeds 3 7 --column ppo --column bc=algorithm=filtered_bc -- rl.iterations=2"
+    )
     with pytest.raises(SystemExit, match="broken"):
         study.main(words.split())
-    assert [name for name, _ in calls] == ["mine/start/seed_3", "mine/ppo/seed_3", "mine/bc/seed_3", "mine/start/seed_7"]
+    assert [name for name, _ in calls] == [
+        "mine/start/seed_3",
+        "mine/ppo/seed_3",
+        "mine/bc/seed_3",
+        "mine/start/seed_7",
+    ]
     assert "phases=[collect,sft,eval_sft,report]" in calls[0][1]
     assert calls[2][1][-1] == "algorithm=filtered_bc" and "rl.iterations=2" in calls[2][1]
     assert "checkpoint=outputs/mine/start/seed_3/checkpoints/sft" in calls[1][1]
@@ -67,7 +74,9 @@ def test_a_column_that_fails_leaves_the_others_their_turn(study, monkeypatch):
         return f"{name} broke" if "/a/" in name else ""
 
     monkeypatch.setattr(study, "train", train)
-    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2}))
+    monkeypatch.setattr(
+        study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2})
+    )
     with pytest.raises(SystemExit, match=r"mine/a/seed_1 broke\nthere is no report of .*mine"):
         study.main(["mine", "--seeds", "1", "--column", "a=seed=1", "--column", "b=seed=2"])
     assert calls == ["mine/a/seed_1", "mine/b/seed_1"]
@@ -86,8 +95,12 @@ def test_a_run_that_ends_too_low_is_a_problem(study, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study, "ROOT", tmp_path)
     monkeypatch.setattr(study, "train", train)
-    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2}))
+    monkeypatch.setattr(
+        study.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "", "returncode": 2})
+    )
     with pytest.raises(SystemExit) as ended:
         study.main(["mine", "--seeds", "1", "2", "--least", "0.8"])
     text = str(ended.value)
-    assert "mine/seed_2: 4% success after rl, less than --least 0.8" in text and "seed_1" not in text
+    assert (
+        "mine/seed_2: 4% success after rl, less than --least 0.8" in text and "seed_1" not in text
+    )

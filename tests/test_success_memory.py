@@ -1,4 +1,5 @@
-"""A memory of successes: what is kept, what is drawn of it, what imitating it does beside PPO, and that it resumes."""
+"""A memory of successes: what is kept, what is drawn of it, what imitating it does beside PPO,
+and that it resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ PLAIN = AugmentConfig(shift=0, brightness=0.0, contrast=0.0)
 
 
 def settings(**changes) -> MemoryConfig:
-    return MemoryConfig(**{"episodes": 2, "updates": 3, "batch_size": 40, "first_share": 0.0, "augment": PLAIN} | changes)
+    return MemoryConfig(
+        **{"episodes": 2, "updates": 3, "batch_size": 40, "first_share": 0.0, "augment": PLAIN}
+        | changes
+    )
 
 
 def of_task(task: str, *args, **kwargs):
@@ -40,13 +44,17 @@ class Shown:
     def __init__(self):
         self.asked: list[tuple[int, float]] = []
 
-    def sample(self, batch_size: int, generator=None, first_share: float = 0.0) -> tuple[Observation, Tensor, Tensor]:
+    def sample(
+        self, batch_size: int, generator=None, first_share: float = 0.0
+    ) -> tuple[Observation, Tensor, Tensor]:
         self.asked.append((batch_size, first_share))
         made = trajectory(-1, True, batch_size)
         return made.observations.without_privileged(), made.actions, made.valid
 
 
-def made(config: MemoryConfig, policy=None, demonstrations=lambda _: None, **changes) -> SuccessMemory:
+def made(
+    config: MemoryConfig, policy=None, demonstrations=lambda _: None, **changes
+) -> SuccessMemory:
     return SuccessMemory(PPOConfig(memory=config, **changes), policy or Constant(), demonstrations)
 
 
@@ -55,7 +63,9 @@ def drawn(memory: SuccessMemory) -> list[float]:
 
 
 def test_demonstrations_and_what_a_person_did_are_not_the_policys_own():
-    memory = made(settings(batch_size=64, demonstration_share=0.5), demonstrations=lambda _: Shown())
+    memory = made(
+        settings(batch_size=64, demonstration_share=0.5), demonstrations=lambda _: Shown()
+    )
     with_person = batch(trajectory(1, True), trajectory(2, True))
     is_human = torch.zeros_like(with_person.valid)
     is_human[with_person.trajectory_index == 1, 0] = True
@@ -80,7 +90,10 @@ def test_the_newest_successes_of_each_task_are_kept():
 def test_every_decision_is_as_likely_but_for_first_ones():
     memory = made(settings(batch_size=3000))
     long = of_task("a", 0, True, 9)
-    long = dataclasses.replace(long, observations=dataclasses.replace(long.observations, proprio=torch.arange(9.0)[:, None]))
+    long = dataclasses.replace(
+        long,
+        observations=dataclasses.replace(long.observations, proprio=torch.arange(9.0)[:, None]),
+    )
     memory.add(batch(long, of_task("b", 50, True, 1)))
 
     def shares() -> Tensor:
@@ -89,12 +102,16 @@ def test_every_decision_is_as_likely_but_for_first_ones():
 
     torch.testing.assert_close(shares(), torch.full((10,), 0.1), atol=0.02, rtol=0.0)
     memory.config.first_share = 0.5  # a quarter more for each of the two episodes' first decisions
-    torch.testing.assert_close(shares(), torch.tensor([0.3] + [0.05] * 8 + [0.3]), atol=0.03, rtol=0.0)
+    torch.testing.assert_close(
+        shares(), torch.tensor([0.3] + [0.05] * 8 + [0.3]), atol=0.03, rtol=0.0
+    )
 
 
 def test_demonstrations_have_their_share():
     shown = Shown()
-    memory = made(settings(demonstration_share=0.25, first_share=0.3), demonstrations=lambda _: shown)
+    memory = made(
+        settings(demonstration_share=0.25, first_share=0.3), demonstrations=lambda _: shown
+    )
     assert drawn(memory) == [-1.0] * 40  # nothing else is there yet
     memory.add(batch(of_task("a", 1, True)))
     assert sorted(drawn(memory)) == [-1.0] * 10 + [1.0] * 30
@@ -105,7 +122,10 @@ def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
     policy = Constant()
     memory = made(settings(learning_rate=0.05, updates=60), policy)
     memory.add(batch(trajectory(3, False)))
-    assert memory.learn() == {"memory/episodes": 0.0, "memory/updates": 0.0} and policy.action.item() == 0.0
+    assert (
+        memory.learn() == {"memory/episodes": 0.0, "memory/updates": 0.0}
+        and policy.action.item() == 0.0
+    )
     memory.add(batch(trajectory(0, True, action=0.7), trajectory(1, False, action=-5.0)))
     metrics = memory.learn()
     assert (metrics["memory/episodes"], metrics["memory/updates"]) == (1.0, 60.0)
@@ -121,7 +141,8 @@ def test_the_learning_rate_falls_anew_in_each_iteration(tmp_path):
         del memory._imitation.update
         return [figures["sft/learning_rate"] for figures in seen]
 
-    wanted = [1.0, 0.99 * 0.75 + 0.01, 0.99 * 0.25 + 0.01]  # a cosine over three updates, down to a hundredth
+    # a cosine over three updates, down to a hundredth
+    wanted = [1.0, 0.99 * 0.75 + 0.01, 0.99 * 0.25 + 0.01]
     config = settings(learning_rate=1.0, min_learning_rate_fraction=0.01)
     memory = made(config)
     memory.add(batch(of_task("a", 1, True)))
@@ -136,7 +157,14 @@ def test_the_learning_rate_falls_anew_in_each_iteration(tmp_path):
 
 
 def test_updates_are_made_as_the_algorithms_and_bad_ones_are_counted():
-    memory = made(settings(), micro_batch_size=7, offload_optimizer=True, autocast=False, grad_clip=0.5, betas=[0.8, 0.9])
+    memory = made(
+        settings(),
+        micro_batch_size=7,
+        offload_optimizer=True,
+        autocast=False,
+        grad_clip=0.5,
+        betas=[0.8, 0.9],
+    )
     own = memory._imitation.config
     assert (own.micro_batch_size, own.offload_optimizer, own.autocast) == (7, True, False)
     assert (own.grad_clip, own.betas) == (0.5, [0.8, 0.9])
@@ -145,7 +173,8 @@ def test_updates_are_made_as_the_algorithms_and_bad_ones_are_counted():
     memory.add(batch(of_task("a", 0, True, action=0.7)))
     with torch.no_grad():
         policy.action.fill_(math.nan)
-    assert memory.learn() == {"memory/episodes": 1.0, "memory/updates": 0.0}  # and no loss that is none
+    # and no loss that is none
+    assert memory.learn() == {"memory/episodes": 1.0, "memory/updates": 0.0}
     assert memory.guard.skipped == 3
 
 
@@ -154,7 +183,13 @@ class Imitator(BanditPolicy):
         return self.net.weight.square().sum(), {}
 
 
-def run(memory: MemoryConfig, updates: int, policy: BanditPolicy | None = None, state=None, start: int = 0):
+def run(
+    memory: MemoryConfig,
+    updates: int,
+    policy: BanditPolicy | None = None,
+    state=None,
+    start: int = 0,
+):
     torch.manual_seed(0)
     policy = policy or Imitator()
     ppo = PPO(PPOConfig(advantage="grpo", learning_rate=0.01, memory=memory), policy)
@@ -199,12 +234,18 @@ def test_neither_optimiser_undoes_what_the_other_did(offload):
 
 def test_critics_that_warm_up_keep_the_policy_as_it_is():
     policy = test_ppo.BanditPolicy(head=True)
-    policy.imitation_loss = lambda observation, actions, valid: (policy.net.weight.square().sum(), {})
+    policy.imitation_loss = lambda observation, actions, valid: (
+        policy.net.weight.square().sum(),
+        {},
+    )
     config = PPOConfig(learning_rate=0.01, critic_warmup_iterations=1, memory=settings(episodes=4))
     ppo, before = PPO(config, policy), policy.net.weight.detach().clone()
     data = rollout(policy, 0)
     metrics = ppo.update(data, torch.zeros(data.num_decisions))
-    assert metrics["ppo/critic_warmup"] == 1.0 and metrics["memory/updates"] == 0.0 < metrics["memory/episodes"]
+    assert (
+        metrics["ppo/critic_warmup"] == 1.0
+        and metrics["memory/updates"] == 0.0 < metrics["memory/episodes"]
+    )
     assert torch.equal(policy.net.weight, before)
     metrics = ppo.update(rollout(policy, 1), torch.zeros(data.num_decisions))
     assert metrics["memory/updates"] == 3.0 and not torch.equal(policy.net.weight, before)

@@ -1,4 +1,5 @@
-"""The embedded suite: tasks and placements, the Simulator contract, demonstrators, looks, collection, benchmark."""
+"""The embedded suite: tasks and placements, the Simulator contract, demonstrators, looks,
+collection, benchmark."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ SIZE = 24
 
 @pytest.fixture(scope="module")
 def simulator():
-    """One simulator with all tasks for the whole file; tests must leave nothing that others would see."""
+    """One simulator with all tasks for the whole file; tests must leave nothing that others
+    would see."""
     simulator = TabletopSimulator(TabletopConfig(tasks=list(TASKS), camera_size=SIZE))
     yield simulator
     simulator.close()
@@ -33,7 +35,10 @@ def simulator():
 def expert_run(simulator, episode: EpisodeSpec, slot: int = 0, noise: float = 0.0):
     """Executed actions [t a] and the last `SlotStep`."""
     simulator.start(slot, episode)
-    expert, rng = simulator.demonstrator(episode.task_id), np.random.default_rng(episode.init_state_id)
+    expert, rng = (
+        simulator.demonstrator(episode.task_id),
+        np.random.default_rng(episode.init_state_id),
+    )
     half_range, actions = np.array(simulator.embodiment.action_high), []
     while True:
         action = expert.act(simulator.state(slot))
@@ -44,17 +49,23 @@ def expert_run(simulator, episode: EpisodeSpec, slot: int = 0, noise: float = 0.
             return np.array(actions), step
 
 
-# ----------------------------------------------------------------------------------------------------- tasks and config
+# --------------------------------------------------------------------------------- tasks and config
 def test_tasks_are_well_formed() -> None:
     assert len(TASKS) >= 6
     for task in TASKS.values():
-        assert len(set(task.spec.instructions)) >= 3 and len(set(task.spec.held_out_instructions)) >= 2
+        assert (
+            len(set(task.spec.instructions)) >= 3 and len(set(task.spec.held_out_instructions)) >= 2
+        )
         assert not set(task.spec.instructions) & set(task.spec.held_out_instructions)
         assert task.target in SCENES[task.scene].objects
         assert task.kind in ("lift", "stack", "place")
         assert (task.kind == "stack") == (task.goal is not None)
         assert task.kind != "place" or SCENES[task.scene].zone is not None
-    texts = [text for task in TASKS.values() for text in task.spec.instructions + task.spec.held_out_instructions]
+    texts = [
+        text
+        for task in TASKS.values()
+        for text in task.spec.instructions + task.spec.held_out_instructions
+    ]
     assert all(text == text.lower().strip() for text in texts)
     for scene in SCENES:
         specs = [task.spec for task in TASKS.values() if task.scene == scene]
@@ -72,7 +83,9 @@ def test_placements_of_the_splits_are_disjoint_and_apart(task) -> None:
             again = place_objects(task, i, split)
             assert all(np.array_equal(poses[name], again[name]) for name in poses)
             for x, y, _, yaw in poses.values():
-                assert task.region[0] <= x <= task.region[2] and task.region[1] <= y <= task.region[3]
+                assert (
+                    task.region[0] <= x <= task.region[2] and task.region[1] <= y <= task.region[3]
+                )
                 assert abs(yaw) <= task.max_yaw
                 cells[split].add(splits.cell_of(x, y))
             for other in task.others:
@@ -109,7 +122,7 @@ def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:
         TabletopConfig(**options)
 
 
-# ----------------------------------------------------------------------------------------------------------- GL backend
+# --------------------------------------------------------------------------------------- GL backend
 def test_the_users_backend_is_kept(monkeypatch) -> None:
     tried: list[str] = []
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
@@ -130,7 +143,9 @@ def test_the_users_backend_is_kept(monkeypatch) -> None:
         ("vulkan", "is no OpenGL backend.*Unset MUJOCO_GL"),
     ],
 )
-def test_a_backend_of_the_users_that_cannot_draw_is_named_with_the_remedy(monkeypatch, backend, part) -> None:
+def test_a_backend_of_the_users_that_cannot_draw_is_named_with_the_remedy(
+    monkeypatch, backend, part
+) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", gl._REMEMBERED):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MUJOCO_GL", backend)
@@ -145,7 +160,9 @@ def test_a_backend_of_the_users_that_cannot_draw_is_named_with_the_remedy(monkey
 def test_the_first_backend_that_works_is_chosen_and_none_is_a_clear_error(monkeypatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.delenv(gl._REMEMBERED, raising=False)
-    monkeypatch.setattr(gl, "probe_backend", lambda backend: None if backend == "osmesa" else "no device")
+    monkeypatch.setattr(
+        gl, "probe_backend", lambda backend: None if backend == "osmesa" else "no device"
+    )
     assert gl.choose_backend() == "osmesa"
     monkeypatch.setattr(gl, "probe_backend", lambda backend: "no device")
     with pytest.raises(MissingDependency, match="libegl1"):
@@ -159,7 +176,7 @@ def test_probe_tells_what_is_missing(monkeypatch) -> None:
     assert "libEGL.so.1" in gl.probe_backend("egl")
 
 
-# ----------------------------------------------------------------------------------------------- the Simulator contract
+# --------------------------------------------------------------------------- the Simulator contract
 @real_sim
 def test_observations_fit_the_embodiment(simulator) -> None:
     assert isinstance(simulator, Simulator)
@@ -168,28 +185,43 @@ def test_observations_fit_the_embodiment(simulator) -> None:
     assert set(observation.images) == set(spec.camera_names)
     for image in observation.images.values():
         assert image.shape == (SIZE, SIZE, 3) and image.dtype == np.uint8 and image.std() > 5
-    assert observation.proprio.shape == (spec.proprio_dim,) and observation.proprio.dtype == np.float32
+    assert (
+        observation.proprio.shape == (spec.proprio_dim,) and observation.proprio.dtype == np.float32
+    )
     assert 0.9 < observation.proprio[3] <= 1.0, "episodes start with an open gripper"
     assert observation.privileged.shape == (simulator.privileged_dim,) == (PRIVILEGED_DIM,)
     assert observation.privileged.dtype == np.float32 and np.isfinite(observation.privileged).all()
     assert observation.instruction == TASKS["lift_cube"].spec.instructions[1]
-    held_out = simulator.start(0, EpisodeSpec("lift_cube", 0, split="held_out", instruction_index=1))
+    held_out = simulator.start(
+        0, EpisodeSpec("lift_cube", 0, split="held_out", instruction_index=1)
+    )
     assert held_out.instruction == TASKS["lift_cube"].spec.held_out_instructions[1]
 
 
 @real_sim
 def test_an_episode_begins_along_a_demonstration(simulator) -> None:
-    """What was sent, noise and all, leads to the demonstration's own states; its clean labels do not."""
+    """What was sent, noise and all, leads to the demonstration's own states; its clean labels do
+    not."""
     episode = EpisodeSpec("stack_cubes", 1, seed=5)
     shown = collect_episode(simulator, episode, noise_std=0.3)
     steps = len(shown["actions"]) - 5
     shown |= shown["extra"]
     begun = {
-        name: run_request(simulator, 1, replace(episode, lead=tuple(map(tuple, shown[name][:steps].tolist()))), None)
+        name: run_request(
+            simulator,
+            1,
+            replace(episode, lead=tuple(map(tuple, shown[name][:steps].tolist()))),
+            None,
+        )
         for name in ("actions", "sent")
     }
     assert np.abs(begun["sent"].proprio - shown["proprio"][steps]).max() < 1e-4
-    assert np.abs(begun["sent"].images["agentview"].astype(int) - shown["images"]["agentview"][steps]).mean() < 0.5
+    assert (
+        np.abs(
+            begun["sent"].images["agentview"].astype(int) - shown["images"]["agentview"][steps]
+        ).mean()
+        < 0.5
+    )
     assert np.abs(begun["actions"].proprio - shown["proprio"][steps]).max() > 0.01
     step = simulator.step(1, shown["sent"][steps:])
     assert step.success and step.executed == 5
@@ -225,7 +257,8 @@ def never_closes(highest, action):
 
 
 def up_and(gripper, limit):
-    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with ``gripper`` as its command."""
+    """Straight up once it is lifted; once it was ``limit`` metres high the hand stops, with
+    ``gripper`` as its command."""
 
     def change(highest, action):
         if highest > limit:
@@ -249,7 +282,9 @@ def up_and(gripper, limit):
     ],
     ids=["still", "open", "let_go", "other", "let_go_high", "let_go_low", "hold"],
 )
-def test_an_episode_that_fails_says_how(simulator, task: str, expert: str, change, kind: str) -> None:
+def test_an_episode_that_fails_says_how(
+    simulator, task: str, expert: str, change, kind: str
+) -> None:
     """Experts whose actions are changed, by how high they have lifted (m)."""
     simulator.start(0, EpisodeSpec(task, 1))
     demonstrator, target, highest = simulator.demonstrator(expert), TASKS[expert].target, 0.0
@@ -272,7 +307,8 @@ def test_a_success_has_no_failure(simulator) -> None:
 
 @real_sim
 def test_outcome_depends_on_episode_and_actions_alone(simulator) -> None:
-    """Not on the slot, on what ran before, on the chunking, on what runs in between, nor on the process's history."""
+    """Not on the slot, on what ran before, on the chunking, on what runs in between, nor on the
+    process's history."""
     episode = EpisodeSpec("lift_cube", 11, split="held_out")
     actions, _ = expert_run(simulator, episode, slot=0, noise=0.2)
     reference = []
@@ -337,7 +373,9 @@ def test_bad_actions(simulator) -> None:
     wild = np.array([[7.0, -7.0, 0.3, 5.0]] * 3)
     simulator.step(0, wild)
     simulator.start(1, EpisodeSpec("lift_cube", 0))
-    simulator.step(1, np.clip(wild, simulator.embodiment.action_low, simulator.embodiment.action_high))
+    simulator.step(
+        1, np.clip(wild, simulator.embodiment.action_low, simulator.embodiment.action_high)
+    )
     np.testing.assert_array_equal(simulator.physics(0).qpos, simulator.physics(1).qpos)
 
 
@@ -378,12 +416,17 @@ def test_collected_episode_has_clean_labels(simulator) -> None:
     assert set(data["images"]) == set(simulator.embodiment.camera_names)
     assert {images.shape for images in data["images"].values()} == {(count, SIZE, SIZE, 3)}
     assert data["proprio"].shape == (count, 4) and data["actions"].shape == (count, 4)
-    assert np.all(np.abs(data["actions"]) <= np.array(simulator.embodiment.action_high, dtype=np.float32))
+    assert np.all(
+        np.abs(data["actions"]) <= np.array(simulator.embodiment.action_high, dtype=np.float32)
+    )
     assert set(np.unique(data["actions"][:, 3])) == {-1.0, 1.0}
     again = collect_episode(simulator, episode, noise_std=0.3, rng=np.random.default_rng(1))
     np.testing.assert_array_equal(data["actions"], again["actions"])
     slow = collect_episode(simulator, episode, speed=0.5)
-    assert np.abs(slow["actions"][:, :3]).max() <= 0.5 * 0.05 + 1e-6 and np.abs(slow["actions"][:, -1]).max() == 1.0
+    assert (
+        np.abs(slow["actions"][:, :3]).max() <= 0.5 * 0.05 + 1e-6
+        and np.abs(slow["actions"][:, -1]).max() == 1.0
+    )
     clean = collect_episode(simulator, episode)
     np.testing.assert_array_equal(clean["proprio"][0], data["proprio"][0])
     assert not np.array_equal(clean["proprio"][3], data["proprio"][3])
@@ -420,14 +463,18 @@ def test_every_object_belongs_to_a_scene() -> None:
     assert used == set(OBJECTS)
 
 
-# --------------------------------------------------------------------------------------------------------------- the mirror
+# --------------------------------------------------------------------------------------- the mirror
 @real_sim
 @pytest.mark.parametrize("controller", ["osc_position", "osc_pose"])
 def test_the_mirrored_arm_in_the_mirrored_scene_does_the_mirrored_thing(controller) -> None:
-    simulator = TabletopSimulator(TabletopConfig(tasks=["lift_cube"], camera_size=48, controller=controller))
+    simulator = TabletopSimulator(
+        TabletopConfig(tasks=["lift_cube"], camera_size=48, controller=controller)
+    )
     try:
         mirror, spec = simulator.embodiment.mirror, simulator.embodiment
-        actions = np.random.default_rng(0).uniform(-0.6, 0.6, (24, spec.action_dim)) * spec.action_high
+        actions = (
+            np.random.default_rng(0).uniform(-0.6, 0.6, (24, spec.action_dim)) * spec.action_high
+        )
         actions[:, 2] = 0.0  # stays above the table
         seen = []
         for side in ("as it is", "mirrored"):
@@ -453,5 +500,8 @@ def test_the_mirrored_arm_in_the_mirrored_scene_does_the_mirrored_thing(controll
 
 
 def test_scenes_with_a_zone_to_one_side_have_no_mirror() -> None:
-    simulators = [TabletopSimulator(TabletopConfig(tasks=[task], camera_size=SIZE)) for task in ("stack_cubes", "place_can")]
+    simulators = [
+        TabletopSimulator(TabletopConfig(tasks=[task], camera_size=SIZE))
+        for task in ("stack_cubes", "place_can")
+    ]
     assert [s.embodiment.mirror is None for s in simulators] == [False, True]

@@ -12,7 +12,8 @@ from vla_rl.specs import EpisodeSpec
 
 
 def run_episode(simulator: ToyReach, episode: EpisodeSpec, choose) -> tuple[bool, int]:
-    """Success, and control steps executed, of an episode under ``choose(chunk index) -> actions``."""
+    """Success, and control steps executed, of an episode under ``choose(chunk index) ->
+    actions``."""
     simulator.start(0, episode)
     executed = 0
     for chunk in range(100):
@@ -39,7 +40,9 @@ def test_keeps_the_env_contract_inline():
 @pytest.mark.parametrize("split", splits.SPLITS)
 def test_oracle_always_succeeds_and_stops_early(split):
     simulator = ToyReach()
-    outcomes = [run_episode(simulator, e, lambda _: simulator.oracle(0, 4)) for e in episodes(50, split)]
+    outcomes = [
+        run_episode(simulator, e, lambda _: simulator.oracle(0, 4)) for e in episodes(50, split)
+    ]
     assert all(success for success, _ in outcomes)
     assert max(steps for _, steps in outcomes) < simulator.tasks[0].horizon
 
@@ -47,7 +50,11 @@ def test_oracle_always_succeeds_and_stops_early(split):
 def test_random_actions_rarely_succeed():
     simulator = ToyReach()
     wins = sum(
-        run_episode(simulator, e, lambda i, e=e: random_actions(simulator.embodiment, 4, 1000 * e.init_state_id + i))[0]
+        run_episode(
+            simulator,
+            e,
+            lambda i, e=e: random_actions(simulator.embodiment, 4, 1000 * e.init_state_id + i),
+        )[0]
         for e in episodes(200)
     )
     assert 0 < wins < 20
@@ -64,7 +71,10 @@ def test_reaching_the_other_colour_earns_nothing():
 
 def test_only_the_instruction_tells_which_goal_is_meant():
     simulator = ToyReach()
-    red, blue = (simulator.start(slot, EpisodeSpec(f"reach_{c}", 7)) for slot, c in enumerate(("red", "blue")))
+    red, blue = (
+        simulator.start(slot, EpisodeSpec(f"reach_{c}", 7))
+        for slot, c in enumerate(("red", "blue"))
+    )
     np.testing.assert_array_equal(red.images[CAMERA], blue.images[CAMERA])
     np.testing.assert_array_equal(red.proprio, blue.proprio)
     assert "red" in red.instruction and "blue" in blue.instruction
@@ -76,7 +86,9 @@ def test_the_goals_can_be_read_from_the_image():
         observation = simulator.start(0, EpisodeSpec("reach_red", i))
         pixel = 0.24 / 16  # metres
         for channel, position in ((0, slice(2, 4)), (1, slice(0, 2)), (2, slice(4, 6))):
-            row, column = np.unravel_index(observation.images[CAMERA][..., channel].argmax(), (16, 16))
+            row, column = np.unravel_index(
+                observation.images[CAMERA][..., channel].argmax(), (16, 16)
+            )
             seen = np.array([(column + 0.5) * pixel - 0.12, 0.12 - (row + 0.5) * pixel])
             assert np.abs(seen - observation.privileged[position]).max() <= pixel / 2 + 1e-6
 
@@ -86,7 +98,8 @@ def test_instructions_follow_split_and_index():
     task = simulator.tasks[0]
     for split, texts in (("train", task.instructions), ("held_out", task.held_out_instructions)):
         seen = [
-            simulator.start(0, EpisodeSpec(task.task_id, 0, split, instruction_index=i)).instruction for i in range(3)
+            simulator.start(0, EpisodeSpec(task.task_id, 0, split, instruction_index=i)).instruction
+            for i in range(3)
         ]
         assert seen == [texts[i % len(texts)] for i in range(3)]
     assert not set(task.instructions) & set(task.held_out_instructions)
@@ -116,7 +129,9 @@ def test_faults_strike_the_chosen_state_only():
 
 
 def test_a_user_error_of_the_simulator_is_raised_and_loses_no_other_event():
-    with InlineEnv(ToyReach(ToyConfig(fault="user_error", fault_init_state_id=1, fault_control_step=-1)), 3) as env:
+    with InlineEnv(
+        ToyReach(ToyConfig(fault="user_error", fault_init_state_id=1, fault_control_step=-1)), 3
+    ) as env:
         for slot in range(3):
             env.start(slot, EpisodeSpec("reach_red", slot))
         with pytest.raises(UserError, match="a user error was asked for"):
@@ -139,7 +154,9 @@ def test_a_failure_that_is_none_is_refused(failure, horizon):
         env.start(0, EpisodeSpec("reach_red", 0))
         env.poll()
         env.step(0, simulator.oracle(0, 30))
-        with pytest.raises(UserError, match=f"'reach_red'.*success=True.*{failure}.*leave it empty.*never_reached"):
+        with pytest.raises(
+            UserError, match=f"'reach_red'.*success=True.*{failure}.*leave it empty.*never_reached"
+        ):
             env.poll()
 
 

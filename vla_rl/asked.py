@@ -1,9 +1,11 @@
-"""What the core asks of a component by name: options of its config, and what its class says of itself.
+"""What the core asks of a component by name: options of its config, and what its class says of
+itself.
 
-A user's own component may declare any of these names, with the meaning that they have here, and need not. Each dataclass
-says what is assumed of a component without them (None: the question does not arise); `asked` reads them. The Protocols at
-the end are options that the core changes, and methods that a config may have; methods of live objects (policies, envs,
-reward models) are in `vla_rl.optional`. Nothing here needs torch, since configs are checked without it.
+A user's own component may declare any of these names, with the meaning that they have here, and
+need not. Each dataclass says what is assumed of a component without them (None: the question does
+not arise); `asked` reads them. The Protocols at the end are options that the core changes, and
+methods that a config may have; methods of live objects (policies, envs, reward models) are in
+`vla_rl.optional`. Nothing here needs torch, since configs are checked without it.
 """
 
 from __future__ import annotations
@@ -22,23 +24,33 @@ _Asked = TypeVar("_Asked", bound="DataclassInstance")
 
 
 def asked(of: Any, kind: type[_Asked]) -> _Asked:
-    """``kind``, each field read from ``of`` (a config, a class, None), or left at its default where ``of`` has none."""
+    """``kind``, each field read from ``of`` (a config, a class, None), or left at its default
+    where ``of`` has none."""
     return kind(**{f.name: getattr(of, f.name) for f in fields(kind) if hasattr(of, f.name)})
 
 
 _DISCOUNT = ("discount", "discounts", "discounting", "discount_factor", "discount_rate")
-SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}  # of what would be asked for in vain
+# of what would be asked for in vain
+SYNONYMS = dict.fromkeys(_DISCOUNT, "gamma") | {"lr": "learning_rate"}
 
 
 def misspelt(own: type, kind: type[DataclassInstance]) -> tuple[str, str] | None:
-    """A name that a user's class ``own`` declares, and the one that ``kind`` asks for and that it does not declare, of which
-    the first is another word or a slip: it would be taken for left out, and its default used in silence. Or None.
+    """A name that a user's class ``own`` declares, and the one that ``kind`` asks for and that it
+    does not declare, of which the first is another word or a slip: it would be taken for left out,
+    and its default used in silence. Or None.
 
-    A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first and an s at the end.
+    A slip is a letter too many, too few, wrong, or changed with its neighbour, but for the first
+    and an s at the end.
     """
-    annotated = {name for part in own.__mro__ for name in vars(part).get("__annotations__", ())}  # (without a value)
-    declared, wanted = annotated | {name for name in dir(own) if name[0] != "_"}, {f.name for f in fields(kind)}
-    pairs = ((name, meant) for name in sorted(declared - wanted) for meant in sorted(wanted - declared))
+    # (without a value)
+    annotated = {name for part in own.__mro__ for name in vars(part).get("__annotations__", ())}
+    declared, wanted = (
+        annotated | {name for name in dir(own) if name[0] != "_"},
+        {f.name for f in fields(kind)},
+    )
+    pairs = (
+        (name, meant) for name in sorted(declared - wanted) for meant in sorted(wanted - declared)
+    )
     return next((pair for pair in pairs if SYNONYMS.get(pair[0]) == pair[1] or _near(*pair)), None)
 
 
@@ -49,7 +61,11 @@ def _near(name: str, meant: str) -> bool:
         return a == b
     start = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     rest, other = a[start:], b[start:]
-    return rest[1:] in (other, other[1:]) or rest == other[1:] or (rest[:2] == other[1::-1] and rest[2:] == other[2:])
+    return (
+        rest[1:] in (other, other[1:])
+        or rest == other[1:]
+        or (rest[:2] == other[1::-1] and rest[2:] == other[2:])
+    )
 
 
 def config_of(component: Any) -> Any:
@@ -62,12 +78,14 @@ class _Configured:
     config: Any = None
 
 
-# ------------------------------------------------------------------------------------------------- options of the configs
+# --------------------------------------------------------------------------- options of the configs
 @dataclass(frozen=True)
 class AlgorithmOptions:
-    """``algorithm.…``: what rewards, checks and advice depend on. ``virtual_best`` belongs to advantage=grpo."""
+    """``algorithm.…``: what rewards, checks and advice depend on. ``virtual_best`` belongs to
+    advantage=grpo."""
 
-    advantage: str | None = None  # None: it has no estimator to choose; then values bootstrap, and nothing is grouped
+    # None: it has no estimator to choose; then values bootstrap, and nothing is grouped
+    advantage: str | None = None
     gamma: float | None = None  # None: what takes it over has to be told
     gamma_per_control_step: bool = False
     bootstrap_truncated: bool = True
@@ -81,15 +99,16 @@ class AlgorithmOptions:
     offline_updates: int = 0  # before the first episode, on demonstrations
     updates_per_decision: float | None = None  # None: it learns from no replay
     demonstration_share: float = 0.0  # of each batch
-    offline_share: float | None = None  # of each batch, of other runs' episodes; None: it has no such option
+    # of each batch, of other runs' episodes; None: it has no such option
+    offline_share: float | None = None
     temperature: float | None = None
     memory: Any = None  # with ``episodes``, of successes that are imitated again
 
 
 @dataclass(frozen=True)
 class AlgorithmFigures:
-    """Of the class of an algorithm's options: what the report draws of what it logs, when it warns, and what the guard
-    reads of it."""
+    """Of the class of an algorithm's options: what the report draws of what it logs, when it warns,
+    and what the guard reads of it."""
 
     diagnostics: Sequence[Diagnostic] = ()
     movement: Movement = field(default_factory=Movement)
@@ -97,8 +116,8 @@ class AlgorithmFigures:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """``policy.…``. ``value_head`` False: the policy could have one and has not. ``lora_rank``: it is an OpenVLA.
-    ``explores_by`` names the option that makes its samples differ more."""
+    """``policy.…``. ``value_head`` False: the policy could have one and has not. ``lora_rank``: it
+    is an OpenVLA. ``explores_by`` names the option that makes its samples differ more."""
 
     chunk_length: int | None = None
     checkpoint: str | None = None  # of published weights that it starts from
@@ -111,21 +130,24 @@ class PolicyOptions:
     decoding: str = ""  # of tokens: parallel or autoregressive
     action_range: str = ""  # what the noise of a denoising policy is in units of
     student_steps: int = 0  # of a student that learns beside RL
-    freeze_untrained: bool = False  # denoising steps that RL does not train are taken by a copy from before it
+    # denoising steps that RL does not train are taken by a copy from before it
+    freeze_untrained: bool = False
 
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """Of a policy or its config: the axes along which entries are not sampled independently (see `LikelihoodPolicy`)."""
+    """Of a policy or its config: the axes along which entries are not sampled independently (see
+    `LikelihoodPolicy`)."""
 
     correlated_axes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in control steps (0: the
-    tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead
-    elsewhere. ``action_noise`` is put on what is executed. ``finds_cameras``: where none is named, it has those it finds."""
+    """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in
+    control steps (0: the tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``:
+    the same actions, in other chunks, lead elsewhere. ``action_noise`` is put on what is executed.
+    ``finds_cameras``: where none is named, it has those it finds."""
 
     tasks: Sequence[str] = ()
     horizon: int = 0
@@ -145,8 +167,8 @@ class EnvOptions:
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """``actor.…``: what its encoder reads of images (features, pictures), of all that it ``can_see``; pixels. What its
-    ``distribution`` is (gaussian, deterministic)."""
+    """``actor.…``: what its encoder reads of images (features, pictures), of all that it
+    ``can_see``; pixels. What its ``distribution`` is (gaussian, deterministic)."""
 
     can_see: Sequence[str] = ("features",)
     eyes: str = "features"
@@ -157,8 +179,9 @@ class ActorOptions:
 
 @dataclass(frozen=True)
 class RewardOptions:
-    """``reward.…``. ``updates`` of its training, ``refit_updates`` of each later one: with these it is a learned reward.
-    ``reference`` is a dataset, ``parts`` are those of a combined reward, ``milestones`` name proprioception."""
+    """``reward.…``. ``updates`` of its training, ``refit_updates`` of each later one: with these it
+    is a learned reward. ``reference`` is a dataset, ``parts`` are those of a combined reward,
+    ``milestones`` name proprioception."""
 
     checkpoint: str | None = None
     reference: str = ""
@@ -179,19 +202,23 @@ class EncoderOptions:
 
 @dataclass(frozen=True)
 class ShapingOptions:
-    """``reward.shaping.…``. A potential also has ``weight``, ``gamma`` and ``gamma_per_control_step``."""
+    """``reward.shaping.…``. A potential also has ``weight``, ``gamma`` and
+    ``gamma_per_control_step``."""
 
     mode: str = ""
     truncated_end: str | None = None
 
 
 OPTIONS: Mapping[str, type] = {
-    "algorithm": AlgorithmOptions, "policy": PolicyOptions, "env": EnvOptions, "actor": ActorOptions,
+    "algorithm": AlgorithmOptions,
+    "policy": PolicyOptions,
+    "env": EnvOptions,
+    "actor": ActorOptions,
     "reward": RewardOptions,
-}  # fmt: skip
+}
 
 
-# ------------------------------------------------------------------------------------------- what classes say of themselves
+# ------------------------------------------------------------------- what classes say of themselves
 @dataclass(frozen=True)
 class ComponentClass:
     Config: Any = None  # the dataclass of its options
@@ -204,7 +231,8 @@ class PolicyClass:
 
 @dataclass(frozen=True)
 class EnvClass:
-    perturbations: Mapping[str, Any] = field(default_factory=dict)  # {name: `vla_rl.specs.Perturbation`}
+    # {name: `vla_rl.specs.Perturbation`}
+    perturbations: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -215,7 +243,8 @@ class RewardClass:
 
 @dataclass(frozen=True)
 class AlgorithmClass:
-    """``actor_distribution``: the only kind of actor that it trains, gaussian or deterministic ("": any)."""
+    """``actor_distribution``: the only kind of actor that it trains, gaussian or deterministic
+    ("": any)."""
 
     reads_rewards: bool = True
     actor_distribution: str = ""
@@ -228,11 +257,15 @@ class AdvantageClass:
 
 
 CLASSES: Mapping[str, type] = {
-    "algorithm": AlgorithmClass, "policy": PolicyClass, "env": EnvClass, "reward": RewardClass, "advantage": AdvantageClass,
-}  # fmt: skip
+    "algorithm": AlgorithmClass,
+    "policy": PolicyClass,
+    "env": EnvClass,
+    "reward": RewardClass,
+    "advantage": AdvantageClass,
+}
 
 
-# ------------------------------------------------------------------- options that are changed, and methods, of the configs
+# -------------------------------------------- options that are changed, and methods, of the configs
 @runtime_checkable
 class TaskChoice(Protocol):
     """An env that builds only the tasks it is asked for."""
@@ -256,8 +289,8 @@ class CriticWarmup(Protocol):
 
 @runtime_checkable
 class CorrectsStaleness(Protocol):
-    """An algorithm that can weigh what an older policy chose ("none", "truncate" or "mask"), given the log-probs that its
-    learner recomputes."""
+    """An algorithm that can weigh what an older policy chose ("none", "truncate" or "mask"), given
+    the log-probs that its learner recomputes."""
 
     behavior_weight: str
     recompute_old_log_prob: bool
@@ -265,7 +298,8 @@ class CorrectsStaleness(Protocol):
 
 @runtime_checkable
 class PublishedStart(Protocol):
-    """A policy that reads weights in a form that others published (``Class.from_published(config, embodiment)``)."""
+    """A policy that reads weights in a form that others published
+    (``Class.from_published(config, embodiment)``)."""
 
     checkpoint: str
 
@@ -290,7 +324,8 @@ class ChecksCameras(Protocol):
 
 @runtime_checkable
 class ChecksMachine(Protocol):
-    """The config of a component that not every machine can run, or that needs packages which are optional."""
+    """The config of a component that not every machine can run, or that needs packages which are
+    optional."""
 
     def check_machine(self) -> None:
         """Raise `UserError` where packages, files or OpenGL are missing."""
@@ -316,6 +351,7 @@ class OfABenchmark(Protocol):
     """The config of an env that others publish figures of."""
 
     def benchmark(self, split: str, python: str = "") -> Mapping[str, Any]:
-        """What a figure of ``split`` has in common with published ones, when workers run under ``python`` (empty: this one):
-        at least ``departures``, why the two may not be compared (empty: they may), and ``line``, all of it in a line."""
+        """What a figure of ``split`` has in common with published ones, when workers run under
+        ``python`` (empty: this one): at least ``departures``, why the two may not be compared
+        (empty: they may), and ``line``, all of it in a line."""
         ...

@@ -1,7 +1,8 @@
 """The one place that resolves names from the config into plug-ins, at run time.
 
-An entry maps (group, name) to where the implementation and its config dataclass live. A user's own class is given as
-``type: package.module:Class``; its config dataclass is found as the class attribute ``Config``.
+An entry maps (group, name) to where the implementation and its config dataclass live. A user's own
+class is given as ``type: package.module:Class``; its config dataclass is found as the class
+attribute ``Config``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import CLASSES, OPTIONS, AlgorithmFigures, ComponentClass, ShapingOptions, asked, misspelt
+from vla_rl.asked import (
+    CLASSES,
+    OPTIONS,
+    AlgorithmFigures,
+    ComponentClass,
+    ShapingOptions,
+    asked,
+    misspelt,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.moved import MOVED
 
@@ -35,15 +44,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class PolicyEntry(Entry):
-    """A policy, and what it can do of what algorithms need (`AlgorithmEntry.needs`), known without importing it."""
+    """A policy, and what it can do of what algorithms need (`AlgorithmEntry.needs`), known
+    without importing it."""
 
     can: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ActorEntry(PolicyEntry):
-    """A small actor on top of a frozen policy, of which it ``needs`` a capability; with ``own_noise`` what explores is its
-    noise, not the policy's."""
+    """A small actor on top of a frozen policy, of which it ``needs`` a capability; with
+    ``own_noise`` what explores is its noise, not the policy's."""
 
     needs: str = "features"
     own_noise: bool = False
@@ -51,10 +61,10 @@ class ActorEntry(PolicyEntry):
 
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation", "actor", "features",
-    "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`, `ActorPolicy`, `FeaturePolicy`,
-    `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`, "weighted" for `WeightedActor` of `vla_rl.optional`,
-    "kept" for imitation from kept features."""
+    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation",
+    "actor", "features", "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`,
+    `ActorPolicy`, `FeaturePolicy`, `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`,
+    "weighted" for `WeightedActor` of `vla_rl.optional`, "kept" for imitation from kept features."""
 
     needs: str = ""
 
@@ -63,11 +73,12 @@ class AlgorithmEntry(Entry):
 class EnvEntry(Entry):
     """An env and what comes with it: a new benchmark is one row.
 
-    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others published, ``check`` tells
-    `vla-rl doctor` (status, detail, fix) without importing the simulator, ``protocols`` gives overrides for one of its
-    published evaluations (``--protocol``). ``suites`` are names that ``--suite`` knows besides the env's own;
-    ``suite_overrides`` then set its config. ``records``, a function of the run's config, opens one that is a recording, in
-    which no episode can be run.
+    ``collect`` runs one scripted demonstration, ``demonstrations`` reads those that others
+    published, ``check`` tells `vla-rl doctor` (status, detail, fix) without importing the
+    simulator, ``protocols`` gives overrides for one of its published evaluations (``--protocol``).
+    ``suites`` are names that ``--suite`` knows besides the env's own; ``suite_overrides`` then set
+    its config. ``records``, a function of the run's config, opens one that is a recording, in which
+    no episode can be run.
     """
 
     collect: str = ""
@@ -79,18 +90,25 @@ class EnvEntry(Entry):
     records: str = ""
 
 
-_OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")  # names that others may have as well
+# names that others may have as well
+_OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
-            "policies.nano_vla:NanoVLA", "policies.settings:NanoVLAConfig", ("likelihood", "imitation", "features", "kept")
+            "policies.nano_vla:NanoVLA",
+            "policies.settings:NanoVLAConfig",
+            ("likelihood", "imitation", "features", "kept"),
         ),
         "openvla": PolicyEntry(
-            "policies.openvla:OpenVLA", "policies.openvla.config:OpenVLAConfig", ("likelihood", "imitation", "features")
+            "policies.openvla:OpenVLA",
+            "policies.openvla.config:OpenVLAConfig",
+            ("likelihood", "imitation", "features"),
         ),
         "openvla_l1": PolicyEntry(
-            "policies.openvla:OpenVLAL1", "policies.openvla.config:OpenVLAConfig", ("imitation", "features")
+            "policies.openvla:OpenVLAL1",
+            "policies.openvla.config:OpenVLAConfig",
+            ("imitation", "features"),
         ),
         "denoising_vla": PolicyEntry(
             "policies.denoising.policy:DenoisingVLA",
@@ -102,27 +120,37 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "policies.denoising.settings:ConsistencyConfig",
             ("features", "noise"),
         ),
-        "lerobot": PolicyEntry(  # (the likelihood of those that denoise; ACT has none, which it says itself)
+        # (the likelihood of those that denoise; ACT has none, which it says itself)
+        "lerobot": PolicyEntry(
             "policies.lerobot.policy:LeRobotPolicy",
             "policies.settings:LeRobotConfig",
             ("likelihood", "imitation", "features", "noise"),
         ),
         "small": PolicyEntry(
-            "policies.small:SmallPolicy", "policies.settings:SmallConfig", ("actor", "weighted", "imitation")
+            "policies.small:SmallPolicy",
+            "policies.settings:SmallConfig",
+            ("actor", "weighted", "imitation"),
         ),
     },
     "actor": {
         "none": Entry("vla_rl.build:no_component"),
         "residual": ActorEntry(
-            "policies.actors.residual:ResidualPolicy", "policies.actors.settings:ResidualConfig",
-            ("actor", "weighted"), own_noise=True,
+            "policies.actors.residual:ResidualPolicy",
+            "policies.actors.settings:ResidualConfig",
+            ("actor", "weighted"),
+            own_noise=True,
         ),
         "direct": ActorEntry(
-            "policies.actors.direct:DirectActor", "policies.actors.settings:DirectConfig", ("actor", "weighted"),
+            "policies.actors.direct:DirectActor",
+            "policies.actors.settings:DirectConfig",
+            ("actor", "weighted"),
             own_noise=True,
         ),
         "own": ActorEntry(
-            "policies.actors.own:OwnPolicy", "policies.actors.settings:OwnConfig", ("weighted",), needs="kept"
+            "policies.actors.own:OwnPolicy",
+            "policies.actors.settings:OwnConfig",
+            ("weighted",),
+            needs="kept",
         ),
         "improved": ActorEntry(
             "policies.actors.improved:ImprovedPolicy",
@@ -131,8 +159,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             needs="kept",
         ),
         "steered": ActorEntry(
-            "policies.actors.steered:SteeredPolicy", "policies.actors.settings:SteeredConfig", ("actor",),
-            needs="noise", own_noise=True,
+            "policies.actors.steered:SteeredPolicy",
+            "policies.actors.settings:SteeredConfig",
+            ("actor",),
+            needs="noise",
+            own_noise=True,
         ),
     },
     "env": {
@@ -168,37 +199,76 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "vla_rl.config.recording:RecordingConfig",
             records="vla_rl.assembly.recorded_env:open_recorded",
         ),
-        "gym": EnvEntry("sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"),
+        "gym": EnvEntry(
+            "sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"
+        ),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
     "reward": {
-        "success": Entry("reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"),
-        "combined": Entry("vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"),
-        "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
-        "pairwise": Entry("reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"),
-        "process": Entry("reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"),
-        "classifier": Entry("reward_models.classifier:SuccessClassifier", "reward_models.settings:ClassifierConfig"),
-        "value_progress": Entry(
-            "reward_models.value_progress:ValueProgress", "reward_models.settings:ValueProgressConfig"
+        "success": Entry(
+            "reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"
         ),
-        "preference": Entry("reward_models.preference:PreferenceReward", "reward_models.settings:PreferenceConfig"),
+        "combined": Entry(
+            "vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"
+        ),
+        "srpo": Entry("reward_models.srpo:SRPO", "reward_models.settings:SRPOConfig"),
+        "pairwise": Entry(
+            "reward_models.pairwise:PairwiseCritic", "reward_models.settings:PairwiseConfig"
+        ),
+        "process": Entry(
+            "reward_models.process:ProcessReward", "reward_models.settings:ProcessConfig"
+        ),
+        "classifier": Entry(
+            "reward_models.classifier:SuccessClassifier", "reward_models.settings:ClassifierConfig"
+        ),
+        "value_progress": Entry(
+            "reward_models.value_progress:ValueProgress",
+            "reward_models.settings:ValueProgressConfig",
+        ),
+        "preference": Entry(
+            "reward_models.preference:PreferenceReward", "reward_models.settings:PreferenceConfig"
+        ),
         "vlac": Entry("reward_models.vlac:VLAC", "reward_models.settings:VLACConfig"),
     },
     "algorithm": {
-        "ppo": AlgorithmEntry("vla_rl.algorithms.ppo:PPO", "vla_rl.config.algorithms:PPOConfig", "likelihood"),
-        "filtered_bc": AlgorithmEntry(
-            "vla_rl.algorithms.filtered_bc:FilteredBC", "vla_rl.config.imitation:FilteredBCConfig", "imitation"
+        "ppo": AlgorithmEntry(
+            "vla_rl.algorithms.ppo:PPO", "vla_rl.config.algorithms:PPOConfig", "likelihood"
         ),
-        "td3": AlgorithmEntry("vla_rl.algorithms.actor_critic:TD3", "vla_rl.config.replay_algorithms:TD3Config", "actor"),
-        "sac": AlgorithmEntry("vla_rl.algorithms.actor_critic:SAC", "vla_rl.config.replay_algorithms:SACConfig", "actor"),
-        "parl": AlgorithmEntry("vla_rl.algorithms.parl:PARL", "vla_rl.config.replay_algorithms:PARLConfig", "candidates"),
-        "dsrl": AlgorithmEntry("vla_rl.algorithms.dsrl:DSRL", "vla_rl.config.replay_algorithms:DSRLConfig", "actor"),
-        "iql": AlgorithmEntry("vla_rl.algorithms.iql:IQL", "vla_rl.config.replay_algorithms:IQLConfig", "weighted"),
+        "filtered_bc": AlgorithmEntry(
+            "vla_rl.algorithms.filtered_bc:FilteredBC",
+            "vla_rl.config.imitation:FilteredBCConfig",
+            "imitation",
+        ),
+        "td3": AlgorithmEntry(
+            "vla_rl.algorithms.actor_critic:TD3",
+            "vla_rl.config.replay_algorithms:TD3Config",
+            "actor",
+        ),
+        "sac": AlgorithmEntry(
+            "vla_rl.algorithms.actor_critic:SAC",
+            "vla_rl.config.replay_algorithms:SACConfig",
+            "actor",
+        ),
+        "parl": AlgorithmEntry(
+            "vla_rl.algorithms.parl:PARL",
+            "vla_rl.config.replay_algorithms:PARLConfig",
+            "candidates",
+        ),
+        "dsrl": AlgorithmEntry(
+            "vla_rl.algorithms.dsrl:DSRL", "vla_rl.config.replay_algorithms:DSRLConfig", "actor"
+        ),
+        "iql": AlgorithmEntry(
+            "vla_rl.algorithms.iql:IQL", "vla_rl.config.replay_algorithms:IQLConfig", "weighted"
+        ),
         "dagger": AlgorithmEntry(
-            "vla_rl.algorithms.dagger:Dagger", "vla_rl.config.replay_algorithms:DaggerConfig", "weighted"
+            "vla_rl.algorithms.dagger:Dagger",
+            "vla_rl.config.replay_algorithms:DaggerConfig",
+            "weighted",
         ),
         "iql_sac": AlgorithmEntry(
-            "vla_rl.algorithms.iql:IQLThenSAC", "vla_rl.config.replay_algorithms:IQLThenSACConfig", "actor"
+            "vla_rl.algorithms.iql:IQLThenSAC",
+            "vla_rl.config.replay_algorithms:IQLThenSACConfig",
+            "actor",
         ),
     },
     "collector": {"engine": Entry("vla_rl.build:the_engine")},
@@ -208,13 +278,16 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "critic": {
         "none": Entry("vla_rl.build:no_component"),
-        "privileged": Entry("vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.config.algorithms:CriticConfig"),
+        "privileged": Entry(
+            "vla_rl.algorithms.critic:PrivilegedCritic", "vla_rl.config.algorithms:CriticConfig"
+        ),
     },
 }
 
 
 def no_component(*_: Any) -> None:
-    """No critic: the algorithm uses the policy's own value head, or none. No actor: it trains the policy itself."""
+    """No critic: the algorithm uses the policy's own value head, or none. No actor: it trains
+    the policy itself."""
 
 
 def the_engine(_: NoConfig, engine: Any) -> Any:
@@ -236,38 +309,50 @@ def attribute(path: str) -> Any:
         return operator.attrgetter(name)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name and module.startswith(error.name):
-            raise ConfigError(f"'{path}' cannot be imported: there is no module {error.name!r}") from error
+            raise ConfigError(
+                f"'{path}' cannot be imported: there is no module {error.name!r}"
+            ) from error
         if error.name in MOVED:
-            raise ConfigError(f"'{path}' imports {error.name}, which is {MOVED[error.name]} now: change it there") from error
+            raise ConfigError(
+                f"'{path}' imports {error.name}, which is {MOVED[error.name]} now: change it there"
+            ) from error
         raise
     except AttributeError as error:
-        raise ConfigError(f"'{path}' cannot be imported: {module} has no attribute {name!r}") from error
+        raise ConfigError(
+            f"'{path}' cannot be imported: {module} has no attribute {name!r}"
+        ) from error
 
 
 @functools.cache
 def _require_ours(package: str) -> None:
-    """Raise `ConfigError` where a user's module of that name comes first (with ``PYTHONPATH=.``, say)."""
+    """Raise `ConfigError` where a user's module of that name comes first (with ``PYTHONPATH=.``,
+    say)."""
     found = importlib.util.find_spec(package)
     ours = Path(__file__).resolve().parent.parent / package / "__init__.py"
     if found is not None and found.origin and Path(found.origin).resolve() != ours:
         theirs = Path(found.origin)
         place = theirs.parent if theirs.name == "__init__.py" else theirs
         raise ConfigError(
-            f"{place} hides the package {package!r} of vla-rl ({ours.parent}), which has the same name and comes later in "
-            f"sys.path: give yours another name, such as my_{place.name}"
+            f"{place} hides the package {package!r} of vla-rl ({ours.parent}), which has the same "
+            f"name and comes later in sys.path: give yours another name, such as my_{place.name}"
         )
 
 
 def entry(group: str, name: str) -> Entry:
-    if ":" in name:  # a user's own class; an env's demonstrations come from its method `collect_episode`
+    # a user's own class; an env's demonstrations come from its method `collect_episode`
+    if ":" in name:
         own = f"{name}.Config"
-        return EnvEntry(name, own, collect=f"{name}.collect_episode") if group == "env" else Entry(name, own)
+        return (
+            EnvEntry(name, own, collect=f"{name}.collect_episode")
+            if group == "env"
+            else Entry(name, own)
+        )
     try:
         return REGISTRY[group][name]
     except KeyError:
         raise ConfigError(
-            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}, or give your own class as "
-            f"{group}.type=package.module:Class"
+            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}, or "
+            f"give your own class as {group}.type=package.module:Class"
         ) from None
 
 
@@ -277,7 +362,9 @@ def config_class(group: str, name: str) -> type:
     if found.config.endswith(".Config"):
         own = asked(attribute(found.target), ComponentClass).Config
         if own is None:
-            raise ConfigError(f"{found.target} needs a class attribute 'Config': the dataclass of its options")
+            raise ConfigError(
+                f"{found.target} needs a class attribute 'Config': the dataclass of its options"
+            )
         _refuse_misspelt(group, found.target, own)
         return own
     return attribute(found.config)
@@ -287,8 +374,8 @@ def refuse_misspelt(own: type, kind: type, where: str) -> None:
     """Raise `ConfigError` where a user's class misspells what is asked of it (`misspelt`)."""
     if (found := misspelt(own, kind)) is not None:
         raise ConfigError(
-            f"{where} has {found[0]!r}, and what is read of it is called {found[1]!r}: rename it. If you mean something "
-            f"else by it, declare {found[1]!r} beside it"
+            f"{where} has {found[0]!r}, and what is read of it is called {found[1]!r}: rename it. "
+            f"If you mean something else by it, declare {found[1]!r} beside it"
         )
 
 
@@ -300,7 +387,9 @@ def _refuse_misspelt(group: str, target: str, config: type) -> None:
         refuse_misspelt(attribute(target), CLASSES[group], target)
     if group == "algorithm":
         refuse_misspelt(config, AlgorithmFigures, f"{target}.Config")
-    if group == "reward" and isinstance(shaping := typing.get_type_hints(config).get("shaping"), type):
+    if group == "reward" and isinstance(
+        shaping := typing.get_type_hints(config).get("shaping"), type
+    ):
         refuse_misspelt(shaping, ShapingOptions, f"{target}.Config.shaping")
 
 
@@ -315,47 +404,68 @@ def policy_class(kind: str) -> Any:
 
 
 def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
-    """Raise `ConfigError` where the algorithm needs of a policy what this one cannot do, or the actor on top of it does.
+    """Raise `ConfigError` where the algorithm needs of a policy what this one cannot do, or the
+    actor on top of it does.
 
     Users' own classes say so themselves when they are made.
     """
     wants, has, top = entry("algorithm", algorithm), entry("policy", policy), entry("actor", actor)
     if isinstance(top, ActorEntry) and isinstance(has, PolicyEntry) and top.needs not in has.can:
         raise ConfigError(
-            f"actor.type={actor} needs a policy with a {top.needs} capability, and policy.type={policy} has none: use "
+            f"actor.type={actor} needs a policy with a {top.needs} capability, and "
+            f"policy.type={policy} has none: use "
             f"policy.type={' or '.join(_policies_that_can(top.needs))}"
         )
     has = has if actor == "none" else top
-    if not isinstance(wants, AlgorithmEntry) or not isinstance(has, PolicyEntry) or wants.needs in has.can:
+    if (
+        not isinstance(wants, AlgorithmEntry)
+        or not isinstance(has, PolicyEntry)
+        or wants.needs in has.can
+    ):
         return
     actors = {name: row for name, row in REGISTRY["actor"].items() if isinstance(row, ActorEntry)}
     suited = [name for name, row in actors.items() if wants.needs in row.can]
     if actor != "none":
-        fits = [n for n, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can]
+        fits = [
+            n
+            for n, row in REGISTRY["algorithm"].items()
+            if isinstance(row, AlgorithmEntry) and row.needs in has.can
+        ]
         remedy = f"actor={' or '.join(suited)}" if suited else "actor=none"
         raise ConfigError(
-            f"algorithm.type={algorithm} needs a {wants.needs} capability, and actor.type={actor} has none: set {remedy}, "
-            f"or algorithm={' or '.join(fits)}"
+            f"algorithm.type={algorithm} needs a {wants.needs} capability, and actor.type={actor} "
+            f"has none: set {remedy}, or algorithm={' or '.join(fits)}"
         )
     if suited:
         fit = [name for name in suited if actors[name].needs in has.can]
-        choice = f"set actor={' or '.join(fit)}, which goes on top of it" if fit else "use policy=nano, which takes one"
+        choice = (
+            f"set actor={' or '.join(fit)}, which goes on top of it"
+            if fit
+            else "use policy=nano, which takes one"
+        )
         raise ConfigError(
             f"algorithm.type={algorithm} needs an actor, and policy.type={policy} is none: {choice}"
             f"{', or use policy=small' if wants.needs in ('actor', 'weighted') else ''}"
         )
     other = [
-        name for name, row in REGISTRY["algorithm"].items() if isinstance(row, AlgorithmEntry) and row.needs in has.can
+        name
+        for name, row in REGISTRY["algorithm"].items()
+        if isinstance(row, AlgorithmEntry) and row.needs in has.can
     ]
     also = f", or algorithm.type={' or '.join(other)}" if other else ""
     raise ConfigError(
-        f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and policy.type={policy} has none: use "
+        f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and "
+        f"policy.type={policy} has none: use "
         f"policy.type={' or '.join(_policies_that_can(wants.needs))}{also}"
     )
 
 
 def _policies_that_can(capability: str) -> list[str]:
-    return sorted(n for n, row in REGISTRY["policy"].items() if isinstance(row, PolicyEntry) and capability in row.can)
+    return sorted(
+        n
+        for n, row in REGISTRY["policy"].items()
+        if isinstance(row, PolicyEntry) and capability in row.can
+    )
 
 
 def env_entry(name: str) -> EnvEntry:
@@ -367,12 +477,19 @@ def env_entry(name: str) -> EnvEntry:
 
 def suites() -> dict[str, str]:
     """What ``--suite`` knows, in alphabetical order, and the env type behind each."""
-    return dict(sorted((suite, env) for env in REGISTRY["env"] for suite in (env, *env_entry(env).suites)))
+    return dict(
+        sorted((suite, env) for env in REGISTRY["env"] for suite in (env, *env_entry(env).suites))
+    )
 
 
 def suite(name: str) -> tuple[str, list[str]]:
-    """The env type behind a ``--suite``, and the overrides that choose it. Raises `ConfigError` for an unknown one."""
+    """The env type behind a ``--suite``, and the overrides that choose it. Raises `ConfigError`
+    for an unknown one."""
     known = suites()
     if name not in known:
         raise ConfigError(f"--suite {name} does not exist. Choose one of {', '.join(known)}")
-    return known[name], [text.format(suite=name) for text in env_entry(known[name]).suite_overrides if name != known[name]]
+    return known[name], [
+        text.format(suite=name)
+        for text in env_entry(known[name]).suite_overrides
+        if name != known[name]
+    ]

@@ -1,12 +1,15 @@
 """Checkpoints: Hugging Face style folders, written atomically and loaded without unpickling.
 
-A checkpoint folder holds ``config.json`` (policy type, its config and statistics, versions), ``model.safetensors`` (or
-shards with ``model.safetensors.index.json``), ``embodiment.json``, the policy's own text files (a tokenizer), and, for
-resuming, ``training_state/`` with ``state.json`` and ``state.safetensors``. A policy that only adds to frozen weights
-(`vla_rl.interfaces.BasedPolicy`) stores its own alone, and under `BASE` in ``config.json`` where the others lie.
+A checkpoint folder holds ``config.json`` (policy type, its config and statistics, versions),
+``model.safetensors`` (or shards with ``model.safetensors.index.json``), ``embodiment.json``, the
+policy's own text files (a tokenizer), and, for resuming, ``training_state/`` with ``state.json``
+and ``state.safetensors``. A policy that only adds to frozen weights
+(`vla_rl.interfaces.BasedPolicy`) stores its own alone, and under `BASE` in ``config.json`` where
+the others lie.
 
-A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes wrong on the way, the
-checkpoint that was there stays whole. The one before is kept as ``<name>.last_good``.
+A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes
+wrong on the way, the checkpoint that was there stays whole. The one before is kept as
+``<name>.last_good``.
 """
 
 from __future__ import annotations
@@ -68,18 +71,21 @@ class _Refers:
 
 
 class Checkpointable(Protocol):
-    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment, files)``, and may say
-    where in ``data`` its own config stands by ``config_path`` (default: ``("config",)``).
+    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment,
+    files)``, and may say where in ``data`` its own config stands by ``config_path`` (default:
+    ``("config",)``).
 
-    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into its own as ``base``, names
-    its text files "base.NAME", and gets it, built, as a fourth argument of ``from_config_dict``. As a `BasedPolicy` it may
-    leave that one's weights to its checkpoint, the folder of which stands under ``base_key`` beside ``base`` then."""
+    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into
+    its own as ``base``, names its text files "base.NAME", and gets it, built, as a fourth argument
+    of ``from_config_dict``. As a `BasedPolicy` it may leave that one's weights to its checkpoint,
+    the folder of which stands under ``base_key`` beside ``base`` then."""
 
     policy_type: str
     embodiment: EmbodimentSpec
 
     def config_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that building the policy again needs besides embodiment, text files and weights."""
+        """JSON-ready: all that building the policy again needs besides embodiment, text files
+        and weights."""
         ...
 
     def extra_files(self) -> dict[str, str]:
@@ -91,7 +97,7 @@ class Checkpointable(Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
 
 
-# ------------------------------------------------------------------------------------------------------------- policies
+# ----------------------------------------------------------------------------------------- policies
 def save_checkpoint(
     path: Path | str,
     policy: Checkpointable,
@@ -99,14 +105,15 @@ def save_checkpoint(
     *,
     keep_last_good: bool = True,
 ) -> None:
-    """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint there in one step.
+    """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint
+    there in one step.
 
-    ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced checkpoint stays
-    beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is full; the old
-    checkpoint is untouched then.
+    ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced
+    checkpoint stays beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is
+    full; the old checkpoint is untouched then.
 
-    Where several ranks learn together all of them call this: what is spread over them is gathered, the main one writes an
-    ordinary checkpoint, and if it cannot, all raise.
+    Where several ranks learn together all of them call this: what is spread over them is gathered,
+    the main one writes an ordinary checkpoint, and if it cannot, all raise.
     """
     ranks, problem = Ranks.present(), None
     weights = full_state(policy, ranks)
@@ -116,7 +123,9 @@ def save_checkpoint(
         except Exception as error:
             problem = error
     if not ranks.all(problem is None):
-        raise problem or CheckpointError(f"the main rank could not write {path}; its own message says why")
+        raise problem or CheckpointError(
+            f"the main rank could not write {path}; its own message says why"
+        )
 
 
 def _write_checkpoint(
@@ -126,7 +135,11 @@ def _write_checkpoint(
     training_state: Mapping[str, Any] | None,
     keep_last_good: bool,
 ) -> None:
-    header: dict[str, Any] = {"policy_type": policy.policy_type, "format": FORMAT, "vla_rl_version": vla_rl.__version__}
+    header: dict[str, Any] = {
+        "policy_type": policy.policy_type,
+        "format": FORMAT,
+        "vla_rl_version": vla_rl.__version__,
+    }
     if isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
         header[BASE] = dataclasses.asdict(base_reference(base, path))
     with replacing(path, keep_last_good) as folder:
@@ -140,10 +153,11 @@ def _write_checkpoint(
 
 
 def keep_numbered(path: Path, number: int, keep: int) -> None:
-    """Keep the policy of the checkpoint ``path`` as ``<name>_<number>`` beside it, and the latest ``keep`` such alone.
+    """Keep the policy of the checkpoint ``path`` as ``<name>_<number>`` beside it, and the latest
+    ``keep`` such alone.
 
-    Without training state. Files are shared with ``path`` (hard links) where the file system can, so that a copy takes
-    room only once ``path`` holds something else.
+    Without training state. Files are shared with ``path`` (hard links) where the file system can,
+    so that a copy takes room only once ``path`` holds something else.
     """
     source = existing_checkpoint(path)
     with replacing(path.with_name(f"{path.name}_{number}"), keep_last_good=False) as folder:
@@ -153,7 +167,11 @@ def keep_numbered(path: Path, number: int, keep: int) -> None:
                     os.link(file, folder / file.name)
                 except OSError:
                     shutil.copy2(file, folder / file.name)
-    numbers = sorted(int(n) for p in path.parent.glob(f"{path.name}_*") if (n := p.name[len(path.name) + 1 :]).isdigit())
+    numbers = sorted(
+        int(n)
+        for p in path.parent.glob(f"{path.name}_*")
+        if (n := p.name[len(path.name) + 1 :]).isdigit()
+    )
     for old in numbers[:-keep]:
         shutil.rmtree(path.with_name(f"{path.name}_{old}"), ignore_errors=True)
 
@@ -166,35 +184,50 @@ def load_policy(
 ) -> Any:
     """The policy of a checkpoint, on the CPU, in evaluation mode.
 
-    ``factory`` maps the stored policy type to its class. ``expected_embodiment`` is that of the env or dataset in use;
-    another one raises `EmbodimentMismatch`, which shows both. ``changes`` are keys of the policy's own config that get
-    another value than the stored one; those that do not go with its weights raise `CheckpointError`.
+    ``factory`` maps the stored policy type to its class. ``expected_embodiment`` is that of the env
+    or dataset in use; another one raises `EmbodimentMismatch`, which shows both. ``changes`` are
+    keys of the policy's own config that get another value than the stored one; those that do not go
+    with its weights raise `CheckpointError`.
     """
     path = existing_checkpoint(Path(path))
     config = read_object(path / CONFIG)
     if not isinstance(config.get("format", 0), int) or config.get("format", 0) > FORMAT:
         raise CheckpointError(
-            f"{path / CONFIG} has checkpoint format {config['format']} (vla_rl {config.get('vla_rl_version')}), this is "
-            f"vla_rl {vla_rl.__version__}, which reads up to format {FORMAT}: update vla_rl"
+            f"{path / CONFIG} has checkpoint format {config['format']} (vla_rl "
+            f"{config.get('vla_rl_version')}), this is vla_rl {vla_rl.__version__}, which reads up "
+            f"to format {FORMAT}: update vla_rl"
         )
     remedy = "use another checkpoint, such as *.last_good beside it"
     if config.get("format", 0) < 0 or not isinstance(config.get("policy_type"), str):
-        raise CheckpointError(f"{path / CONFIG} is damaged (its format, or no policy_type): {remedy}")
+        raise CheckpointError(
+            f"{path / CONFIG} is damaged (its format, or no policy_type): {remedy}"
+        )
     embodiment = read_embodiment(path / EMBODIMENT, remedy, CheckpointError)
     if expected_embodiment is not None:
-        expected_embodiment.require(embodiment, "the env or dataset in use", f"the checkpoint {path}")
+        expected_embodiment.require(
+            embodiment, "the env or dataset in use", f"the checkpoint {path}"
+        )
     try:
         policy = _build(path, config, embodiment, factory, changes or {})
     except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}: its {CONFIG} or its text files are incomplete") from error
+        raise CheckpointError(
+            f"{path} lacks {error}: its {CONFIG} or its text files are incomplete"
+        ) from error
     except UserError as error:
         if changes or type(error) not in (UserError, ConfigError):
             raise
         raise type(error)(f"{path / CONFIG}: {error}") from error
-    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {first_line(error)}): its {CONFIG} or its text files do not "
-            f"describe a policy; {remedy}"
+            f"{path} is damaged ({type(error).__name__}: {first_line(error)}): its {CONFIG} or its "
+            f"text files do not describe a policy; {remedy}"
         ) from error
     load_weights(path, policy)
     if isinstance(policy, torch.nn.Module):
@@ -203,7 +236,11 @@ def load_policy(
 
 
 def _build(
-    path: Path, config: dict[str, Any], embodiment: EmbodimentSpec, factory: Callable[[str], Any], changes: Mapping[str, Any]
+    path: Path,
+    config: dict[str, Any],
+    embodiment: EmbodimentSpec,
+    factory: Callable[[str], Any],
+    changes: Mapping[str, Any],
 ) -> Any:
     """The policy that a checkpoint's text files describe, without its weights."""
     skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX)
@@ -237,24 +274,34 @@ def _text(path: Path) -> str:
 
 
 def _from_config(
-    kind: Any, config: dict[str, Any], embodiment: EmbodimentSpec, files: dict[str, str], factory: Callable[[str], Any]
+    kind: Any,
+    config: dict[str, Any],
+    embodiment: EmbodimentSpec,
+    files: dict[str, str],
+    factory: Callable[[str], Any],
 ) -> Any:
-    """A policy on top of another (``base``) gets that one, built; its text files have names that begin with "base.". Where
-    its checkpoint leaves that one's weights to another, they are read from there."""
+    """A policy on top of another (``base``) gets that one, built; its text files have names that
+    begin with "base.". Where its checkpoint leaves that one's weights to another, they are read
+    from there."""
     if not isinstance(config.get("base"), dict):
         return kind.from_config_dict(config, embodiment, files)
     own = {name: text for name, text in files.items() if not name.startswith("base.")}
-    beneath = {name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")}
-    base = _from_config(factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory)
+    beneath = {
+        name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")
+    }
+    base = _from_config(
+        factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory
+    )
     if asked(kind, _Refers).base_key in config:
         load_weights(config[kind.base_key], base)
     return kind.from_config_dict(config, embodiment, own, base)
 
 
-# ------------------------------------------------------------------------------------------------- frozen base weights
+# ------------------------------------------------------------------------------ frozen base weights
 @dataclass(frozen=True)
 class BaseReference:
-    """Another folder whose weights a checkpoint builds on. ``path`` is absolute, or relative to the checkpoint's folder."""
+    """Another folder whose weights a checkpoint builds on. ``path`` is absolute, or relative to
+    the checkpoint's folder."""
 
     path: str
     fingerprint: str
@@ -263,41 +310,55 @@ class BaseReference:
 def base_reference(folder: Path | str, checkpoint: Path | str) -> BaseReference:
     """What the checkpoint at ``checkpoint`` is to say of ``folder``.
 
-    A folder beside the checkpoint (or inside of one beside it) is named relative to it, so that both can be moved and copied
-    together, as with their run. Raises `CheckpointError` where the folder is missing, holds no weights, or damaged ones.
+    A folder beside the checkpoint (or inside of one beside it) is named relative to it, so that
+    both can be moved and copied together, as with their run. Raises `CheckpointError` where the
+    folder is missing, holds no weights, or damaged ones.
     """
     place, own = Path(os.path.abspath(folder)), Path(os.path.abspath(checkpoint))
     relative = place.is_relative_to(own.parent)
-    return BaseReference(os.path.relpath(place, own) if relative else str(place), fingerprint(place))
+    return BaseReference(
+        os.path.relpath(place, own) if relative else str(place), fingerprint(place)
+    )
 
 
 def resolve(reference: BaseReference, checkpoint: Path | str) -> Path:
-    """The folder that the checkpoint at ``checkpoint`` refers to. `CheckpointError` unless it is there, and unchanged."""
+    """The folder that the checkpoint at ``checkpoint`` refers to. `CheckpointError` unless it is
+    there, and unchanged."""
     place = Path(os.path.abspath(Path(checkpoint) / reference.path))
-    remedy = f"put it back, or write the place where it lies now into {Path(checkpoint) / CONFIG} ({BASE}.path)"
+    remedy = (
+        f"put it back, or write the place where it lies now into {Path(checkpoint) / CONFIG} "
+        f"({BASE}.path)"
+    )
     if not place.is_dir():
-        raise CheckpointError(f"{checkpoint} builds on frozen weights, which are not at {place}: {remedy}")
+        raise CheckpointError(
+            f"{checkpoint} builds on frozen weights, which are not at {place}: {remedy}"
+        )
     if (found := fingerprint(place)) != reference.fingerprint:
         raise CheckpointError(
-            f"{place} holds other weights than those that {checkpoint} was trained on (fingerprint {found[:12]}…, it should "
-            f"be {reference.fingerprint[:12]}…): {remedy}"
+            f"{place} holds other weights than those that {checkpoint} was trained on (fingerprint "
+            f"{found[:12]}…, it should be {reference.fingerprint[:12]}…): {remedy}"
         )
     return place
 
 
 def fingerprint(folder: Path | str) -> str:
-    """A hash of a folder's weights: names and sizes of their files, their headers, and of every tensor some bytes.
+    """A hash of a folder's weights: names and sizes of their files, their headers, and of every
+    tensor some bytes.
 
-    A tensor that was trained differs nearly everywhere, so its beginning, middle and end tell, and 14 GB need not be read.
-    Files that are no safetensors count by evenly spread pieces. Raises `CheckpointError` where there are no weights, or
-    damaged ones.
+    A tensor that was trained differs nearly everywhere, so its beginning, middle and end tell, and
+    14 GB need not be read. Files that are no safetensors count by evenly spread pieces. Raises
+    `CheckpointError` where there are no weights, or damaged ones.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder: the frozen weights of a policy are to be there. Put them back")
+        raise CheckpointError(
+            f"{folder} is no folder: the frozen weights of a policy are to be there. Put them back"
+        )
     files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
     if not files:
-        raise CheckpointError(f"{folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}): name the folder of a model")
+        raise CheckpointError(
+            f"{folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}): name the folder of a model"
+        )
     return _fingerprint(tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in files))
 
 
@@ -311,10 +372,15 @@ def _fingerprint(files: tuple[tuple[str, int, int], ...]) -> str:
         pieces: list[tuple[int, int]] = []
         if path.endswith(".safetensors"):
             spans = check_tensors(Path(path))
-            pieces.append((0, spans[0][0] if spans else size))  # the header: names, types and shapes
+            # the header: names, types and shapes
+            pieces.append((0, spans[0][0] if spans else size))
         for begin, end in spans:
             whole, middle = end - begin <= 3 * _PIECE, (begin + end - _PIECE) // 2
-            pieces += [(begin, end)] if whole else [(at, at + _PIECE) for at in (begin, middle, end - _PIECE)]
+            pieces += (
+                [(begin, end)]
+                if whole
+                else [(at, at + _PIECE) for at in (begin, middle, end - _PIECE)]
+            )
         with open(path, "rb") as file:
             for begin, end in pieces:
                 file.seek(begin)
@@ -322,16 +388,17 @@ def _fingerprint(files: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------------------ resuming
+# ----------------------------------------------------------------------------------------- resuming
 @contextlib.contextmanager
 def restoring(folder: Path, what: str = "a training state of this run") -> Iterator[None]:
-    """What the block raises because ``folder`` holds something else becomes a `CheckpointError` that names it."""
+    """What the block raises because ``folder`` holds something else becomes a `CheckpointError`
+    that names it."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} does not hold {what} ({type(error).__name__}: {first_line(error)}). Put {last_good(folder).name} in "
-            f"its place, or remove it: what it holds is then made again"
+            f"{folder} does not hold {what} ({type(error).__name__}: {first_line(error)}). Put "
+            f"{last_good(folder).name} in its place, or remove it: what it holds is then made again"
         ) from error
 
 
@@ -339,8 +406,8 @@ def _change(own: dict[str, Any], changes: Mapping[str, Any], kind: str, path: Pa
     unknown = sorted(set(changes) - set(own))
     if unknown:
         raise ConfigError(
-            f"policy.{unknown[0]}={changes[unknown[0]]!r} changes nothing: {path} holds a policy of type {kind!r}, whose "
-            f"config has no such key. Its keys: {', '.join(sorted(own))}"
+            f"policy.{unknown[0]}={changes[unknown[0]]!r} changes nothing: {path} holds a policy "
+            f"of type {kind!r}, whose config has no such key. Its keys: {', '.join(sorted(own))}"
         )
     own.update(changes)
 
@@ -348,8 +415,8 @@ def _change(own: dict[str, Any], changes: Mapping[str, Any], kind: str, path: Pa
 def load_weights(path: Path | str, policy: Any) -> None:
     """Copy the weights of a checkpoint into ``policy``.
 
-    Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, or where numbers are not
-    finite, and changes nothing.
+    Raises `CheckpointError` that names every tensor that is missing, unexpected or misshapen, or
+    where numbers are not finite, and changes nothing.
     """
     path = existing_checkpoint(Path(path))
     reference = read_object(path / CONFIG).get(BASE)
@@ -358,23 +425,33 @@ def load_weights(path: Path | str, policy: Any) -> None:
     stored, own = _load_weights(path), policy.state_dict()
     stored = policy.completed(stored) if isinstance(policy, CompletingPolicy) else stored
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
-    wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]
     wrong += [
-        f"misshapen: {name} is {list(stored[name].shape)} in the checkpoint, {list(own[name].shape)} in the policy"
+        f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()
+    ]
+    wrong += [
+        f"misshapen: {name} is {list(stored[name].shape)} in the checkpoint, "
+        f"{list(own[name].shape)} in the policy"
         for name in own.keys() & stored.keys()
         if own[name].shape != stored[name].shape
     ]
     if wrong:
-        shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
-        raise CheckpointError(
-            f"the weights in {path} do not fit the policy:\n  {shown}\nBuild the policy from the checkpoint's own "
-            f"{CONFIG}, or load a checkpoint of this policy."
+        shown = "\n  ".join(sorted(wrong)[:20]) + (
+            f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         )
-    broken = [name for name, x in stored.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
+        raise CheckpointError(
+            f"the weights in {path} do not fit the policy:\n  {shown}\nBuild the policy from the "
+            f"checkpoint's own {CONFIG}, or load a checkpoint of this policy."
+        )
+    broken = [
+        name
+        for name, x in stored.items()
+        if x.is_floating_point() and not bool(torch.isfinite(x).all())
+    ]
     if broken:
         raise CheckpointError(
-            f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not finite (the first: "
-            f"{sorted(broken)[0]}): its training diverged. Use {last_good(path).name} beside it, or an earlier checkpoint."
+            f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not "
+            f"finite (the first: {sorted(broken)[0]}): its training diverged. Use "
+            f"{last_good(path).name} beside it, or an earlier checkpoint."
         )
     load_full_state(policy, stored)
 
@@ -384,8 +461,8 @@ def load_training_state(path: Path | str) -> dict[str, Any]:
     path = existing_checkpoint(Path(path))
     if not (path / TRAINING_STATE).is_dir():
         raise CheckpointError(
-            f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: use it as a starting "
-            f"point for a new run instead (checkpoint={path})"
+            f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: "
+            f"use it as a starting point for a new run instead (checkpoint={path})"
         )
     return load_state(path / TRAINING_STATE)
 
@@ -407,8 +484,15 @@ def _save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
         save_tensors(folder / name, shard)
     weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     total = sum(tensor.nbytes for tensor in weights.values())
-    write_text(folder / WEIGHTS_INDEX, to_json({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    write_text(
+        folder / WEIGHTS_INDEX,
+        to_json({"metadata": {"total_size": total}, "weight_map": weight_map}),
+    )
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    return {name: tensor for file in weight_files(path) for name, tensor in load_tensors(path / file).items()}
+    return {
+        name: tensor
+        for file in weight_files(path)
+        for name, tensor in load_tensors(path / file).items()
+    }

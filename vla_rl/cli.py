@@ -1,4 +1,5 @@
-"""The command line: ``vla-rl <command>``. Commands only compose; the work is in the modules they call."""
+"""The command line: ``vla-rl <command>``. Commands only compose; the work is in the modules they
+call."""
 
 from __future__ import annotations
 
@@ -12,13 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import __version__
-from vla_rl.commands import bench, cluster, data, evaluate, libero, look, policy, reward, robot, robotwin, run
+from vla_rl.commands import (
+    bench,
+    cluster,
+    data,
+    evaluate,
+    libero,
+    look,
+    policy,
+    reward,
+    robot,
+    robotwin,
+    run,
+)
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status (2: bad input, 130: interrupted, 141: nobody reads on)."""
+    """Run a command; returns the exit status (2: bad input, 130: interrupted, 141: nobody reads
+    on)."""
     ready_streams()
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -29,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "function" not in arguments:
         parser.print_help()
         return 2
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may reach for a hub or an account by itself
+    # nothing here may reach for a hub or an account by itself
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         folder = vars(arguments).get("config_dir")
         require_folder()
@@ -47,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE
         from vla_rl.files import explained
 
-        text = explained(error) if isinstance(error, OSError) else "there is not enough memory for these settings"
+        text = (
+            explained(error)
+            if isinstance(error, OSError)
+            else "there is not enough memory for these settings"
+        )
         if text is None:
             raise
         print(f"error: {text}", file=sys.stderr)
@@ -69,13 +88,31 @@ def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
 
 # What the numbers among the options may be, whatever the command (None: no limit).
 _LIMITS: dict[str, tuple[float, float | None]] = {
-    "episodes": (1, None), "episodes_per_task": (1, None), "seed": (0, 2**63 - 1), "seeds": (0, 2**63 - 1),
+    "episodes": (1, None),
+    "episodes_per_task": (1, None),
+    "seed": (0, 2**63 - 1),
+    "seeds": (0, 2**63 - 1),
     "lags": (0, 1000),
-    "levels": (1, None), "rollouts": (0, None), "limit": (0, None), "videos": (0, None), "steps": (1, None),
-    "updates": (0, None), "evaluate_episodes": (0, None), "learning_rate": (0, None), "chunk": (1, None),
-    "workers": (1, 4096), "iterations": (1, None), "rounds": (1, None), "decisions": (1, None), "size": (1, 4096),
-    "trials": (0, None), "held_out": (1, None), "every": (1, None), "evaluate": (0, None), "judge": (1, None),
-}  # fmt: skip
+    "levels": (1, None),
+    "rollouts": (0, None),
+    "limit": (0, None),
+    "videos": (0, None),
+    "steps": (1, None),
+    "updates": (0, None),
+    "evaluate_episodes": (0, None),
+    "learning_rate": (0, None),
+    "chunk": (1, None),
+    "workers": (1, 4096),
+    "iterations": (1, None),
+    "rounds": (1, None),
+    "decisions": (1, None),
+    "size": (1, 4096),
+    "trials": (0, None),
+    "held_out": (1, None),
+    "every": (1, None),
+    "evaluate": (0, None),
+    "judge": (1, None),
+}
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
@@ -83,24 +120,31 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     for name, (least, most) in _LIMITS.items():
         given = getattr(arguments, name, None)
         for value in given if isinstance(given, list) else [given]:
-            if value is not None and not least <= value <= (sys.float_info.max if most is None else most):
+            if value is not None and not least <= value <= (
+                sys.float_info.max if most is None else most
+            ):
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} {value}: give {least} or more" + ("" if most is None else f", up to {most}")
+                    f"--{name.replace('_', '-')} {value}: give {least} or more"
+                    + ("" if most is None else f", up to {most}")
                 )
 
 
 def _check_targets(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` where what a command is asked to write cannot be written: before it has worked for an hour."""
+    """Raise `UserError` where what a command is asked to write cannot be written: before it has
+    worked for an hour."""
     from vla_rl.files import require_file_target, require_writable
 
     for name in ("json", "video", "preferences", "figure", "out", "folder"):
-        if isinstance(path := getattr(arguments, name, None), Path):  # `--video` is a switch in some commands
+        # `--video` is a switch in some commands
+        if isinstance(path := getattr(arguments, name, None), Path):
             key = f"FOLDER {path}" if name == "folder" else f"--{name} {path}"
             (require_writable if name in ("out", "folder") else require_file_target)(path, key)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="vla-rl", description="RL fine-tuning of vision-language-action policies")
+    parser = argparse.ArgumentParser(
+        prog="vla-rl", description="RL fine-tuning of vision-language-action policies"
+    )
     parser.add_argument("--version", action="version", version=f"vla-rl {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
@@ -109,6 +153,18 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(function=function)
         return sub
 
-    for module in (run, evaluate, policy, data, look, reward, robot, libero, robotwin, cluster, bench):
+    for module in (
+        run,
+        evaluate,
+        policy,
+        data,
+        look,
+        reward,
+        robot,
+        libero,
+        robotwin,
+        cluster,
+        bench,
+    ):
         module.add(command)
     return parser

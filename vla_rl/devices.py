@@ -20,12 +20,14 @@ def check_device(name: str, key: str = "device") -> None:
     if not _NAME.fullmatch(name):
         remedy = "cuda" if name.lower() in ("gpu", "nvidia") else "auto"
         raise ConfigError(
-            f"{key}={name} is no device. Use {key}=auto, cpu, cuda or cuda:1 (a GPU's number). Did you mean {key}={remedy}?"
+            f"{key}={name} is no device. Use {key}=auto, cpu, cuda or cuda:1 (a GPU's number). Did "
+            f"you mean {key}={remedy}?"
         )
 
 
 def pick_device(name: str, key: str = "device") -> torch.device:
-    """The device of that name; "auto" is the first GPU, else the CPU. `ConfigError` for one that is not there."""
+    """The device of that name; "auto" is the first GPU, else the CPU. `ConfigError` for one that
+    is not there."""
     import torch
 
     check_device(name, key)
@@ -34,19 +36,29 @@ def pick_device(name: str, key: str = "device") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"{key}={name} was asked for, but torch sees no GPU. Use {key}=cpu or {key}=auto")
+            raise ConfigError(
+                f"{key}={name} was asked for, but torch sees no GPU. Use {key}=cpu or {key}=auto"
+            )
         if device.index is not None and device.index >= torch.cuda.device_count():
-            raise ConfigError(f"{key}={name}: torch sees {torch.cuda.device_count()} GPUs, counted from 0. Use {key}=cuda:0")
+            raise ConfigError(
+                f"{key}={name}: torch sees {torch.cuda.device_count()} GPUs, counted "
+                f"from 0. Use {key}=cuda:0"
+            )
     elif device.type != "cpu" and not getattr(torch, device.type).is_available():
-        raise ConfigError(f"{key}={name} was asked for, but torch sees no such device. Use {key}=cpu or {key}=auto")
+        raise ConfigError(
+            f"{key}={name} was asked for, but torch sees no such device. Use "
+            f"{key}=cpu or {key}=auto"
+        )
     return device
 
 
 def free_memory_bytes() -> int:
-    """What programs may still take, in bytes: free memory, and what the system's cache would give back. 0 where the system
-    does not tell (no Linux)."""
+    """What programs may still take, in bytes: free memory, and what the system's cache would give
+    back. 0 where the system does not tell (no Linux)."""
     try:
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="utf-8").splitlines())
+        lines = dict(
+            line.split(":", 1) for line in _MEMINFO.read_text(encoding="utf-8").splitlines()
+        )
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Bad input or a missing piece of the machine. The message names the value, the place and the remedy."""
+    """Bad input or a missing piece of the machine. The message names the value, the place and
+    the remedy."""
 
 
 class ConfigError(UserError):
@@ -54,14 +55,16 @@ class TrainingDiverged(UserError):
     """Too many updates in a row had a loss that was not finite."""
 
 
-MANGLED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # what contents of a wrong kind lead to
+# what contents of a wrong kind lead to
+MANGLED = (OSError, LookupError, TypeError, ValueError, AttributeError)
 
 
 def install_command(extra: str, package: str) -> str:
-    """What installs the packages of an extra, ``package`` among them, for the way in which this vla-rl is installed.
+    """What installs the packages of an extra, ``package`` among them, for the way in which this
+    vla-rl is installed.
 
-    A checkout is installed again with the extra. PyPI has no vla-rl to name, and the file of a wheel may be gone: then the
-    packages themselves are named.
+    A checkout is installed again with the extra. PyPI has no vla-rl to name, and the file of a
+    wheel may be gone: then the packages themselves are named.
     """
     checkout = Path(__file__).resolve().parent.parent
     if (checkout / "pyproject.toml").is_file():
@@ -79,7 +82,11 @@ def _requirements(extra: str) -> list[str]:
         every = [Requirement(text) for text in metadata.requires("vla-rl") or ()]
     except metadata.PackageNotFoundError:
         return []
-    chosen = [r for r in every if r.marker and "extra" in str(r.marker) and r.marker.evaluate({"extra": extra})]
+    chosen = [
+        r
+        for r in every
+        if r.marker and "extra" in str(r.marker) and r.marker.evaluate({"extra": extra})
+    ]
     for requirement in chosen:
         requirement.marker = None
     return [str(requirement) for requirement in chosen]

@@ -1,7 +1,7 @@
 """Reading a run's small files, and saying in one line what the system refused (without torch).
 
-Whatever is wrong with a file becomes one `UserError` that names it: it is missing, a folder, no UTF-8, no JSON, or JSON of
-another shape.
+Whatever is wrong with a file becomes one `UserError` that names it: it is missing, a folder, no
+UTF-8, no JSON, or JSON of another shape.
 """
 
 from __future__ import annotations
@@ -23,35 +23,49 @@ CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 REPLAY_FILES = "header.json", "journal.jsonl"  # beside a replay's rows
 _INCOMPLETE = "use another checkpoint, such as *.last_good beside it"
-# What a user can do about what the system refuses. An error that is not listed is a bug, and shows its traceback.
+# What a user can do about what the system refuses. An error that is not listed is a bug, and shows
+# its traceback.
 _REMEDIES = {
     errno.ENOSPC: "the disk is full. Free some space, or choose another place",
     errno.EDQUOT: "your quota is used up. Free some space, or choose another place",
-    errno.EFBIG: "a file may not become that large. Raise the limit (ulimit -f), or choose another file system",
+    errno.EFBIG: "a file may not become that large. Raise the limit (ulimit -f), or choose another "
+    "file system",
     errno.EROFS: "this file system is read-only. Choose another place",
     errno.EACCES: "permission denied. Change its permissions, or choose another place",
     errno.EPERM: "the system does not permit it. Change its permissions, or choose another place",
-    errno.ENOTDIR: "a part of this path is a file, not a folder. Move that file away, or choose another place",
+    errno.ENOTDIR: "a part of this path is a file, not a folder. Move that file away, or choose "
+    "another place",
     errno.EISDIR: "this is a folder, and a file is needed. Name a file, or move the folder away",
-    errno.EEXIST: "something else of that name is there already. Move it away, or choose another name",
+    errno.EEXIST: "something else of that name is there already. Move it away, or choose another "
+    "name",
     errno.ENOENT: "there is no such file or folder. Look for a mistake in the path",
     errno.ELOOP: "its symbolic links lead in a circle. Mend the link, or name another path",
     errno.ENAMETOOLONG: "the name is too long. Choose a shorter one",
     errno.ENOTEMPTY: "the folder is not empty. Move it away, or choose another name",
     errno.EIO: "the disk failed. Try again, or choose another place",
     errno.ESTALE: "the network file system lost it. Try again",
-    errno.EMFILE: "too many files are open. Raise the limit (ulimit -n), or set slots.workers lower",
-    errno.ENFILE: "the system has too many files open. Close other programs, or set slots.workers lower",
-    errno.ENOMEM: "there is not enough memory. Close other programs, or set slots.slots_per_worker lower",
+    errno.EMFILE: "too many files are open. Raise the limit (ulimit -n), or set slots.workers "
+    "lower",
+    errno.ENFILE: "the system has too many files open. Close other programs, or set slots.workers "
+    "lower",
+    errno.ENOMEM: "there is not enough memory. Close other programs, or set slots.slots_per_worker "
+    "lower",
 }
 
 
 def explained(error: OSError) -> str | None:
-    """What the system refused, where, and what helps; None for an error that no user can have caused."""
+    """What the system refused, where, and what helps; None for an error that no user can have
+    caused."""
     place = error.filename if error.filename is not None else error.filename2
-    if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # (`tempfile`'s, which tried to write)
-        return f"{error.strerror}: set TMPDIR to a folder that can be written, and look for room, and at ulimit -f"
-    if error.errno not in _REMEDIES or (place is None and error.errno in (errno.ENOENT, errno.EEXIST)):
+    # (`tempfile`'s, which tried to write)
+    if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):
+        return (
+            f"{error.strerror}: set TMPDIR to a folder that can be written, and look for room, and "
+            "at ulimit -f"
+        )
+    if error.errno not in _REMEDIES or (
+        place is None and error.errno in (errno.ENOENT, errno.EEXIST)
+    ):
         return None
     shown = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else place
     return reason(error) if shown is None else f"{shown}: {reason(error)}"
@@ -64,33 +78,43 @@ def reason(error: OSError) -> str:
 
 
 def fetch_hint(path: str) -> str:
-    """How to get a dataset that is named as a hub does, by an id or an address; "" for an ordinary path."""
+    """How to get a dataset that is named as a hub does, by an id or an address; "" for an
+    ordinary path."""
     name = re.sub(r"^(\w+://[^/]*)?/*(datasets/)?", "", path) if "://" in path else path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(/tree/.*)?/?", name) or ("://" not in path and Path(path).parent.is_dir()):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(/tree/.*)?/?", name) or (
+        "://" not in path and Path(path).parent.is_dir()
+    ):
         return ""
     known = "/".join(name.split("/")[:2])
-    return f". To get a hub's dataset: hf download {known} --repo-type dataset --local-dir FOLDER, and name that folder"
+    return (
+        f". To get a hub's dataset: hf download {known} --repo-type dataset --local-dir FOLDER, "
+        "and name that folder"
+    )
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def require_content(path: Path, error: type[UserError] = UserError) -> None:
-    """Raise ``error`` for a git-lfs pointer, and for a pipe or a device, which its reader would wait for."""
+    """Raise ``error`` for a git-lfs pointer, and for a pipe or a device, which its reader would
+    wait for."""
     try:
-        with open(open_plain(path, os.O_RDONLY, "put the file itself there", error, follow=True), "rb") as file:
+        with open(
+            open_plain(path, os.O_RDONLY, "put the file itself there", error, follow=True), "rb"
+        ) as file:
             pointer = file.read(len(_POINTER)) == _POINTER
     except OSError:  # (which its reader meets too)
         return
     if pointer:
         raise error(
-            f"{path} is a git-lfs pointer, the file itself was not fetched: run 'git lfs pull' in its repository, or fetch "
-            f"it with 'hf download'"
+            f"{path} is a git-lfs pointer, the file itself was not fetched: run 'git lfs pull' in "
+            "its repository, or fetch it with 'hf download'"
         )
 
 
 def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
-    """The object in a JSON file. Anything else raises ``error``, whose message ends with ``remedy``."""
+    """The object in a JSON file. Anything else raises ``error``, whose message ends with
+    ``remedy``."""
     try:
         data = read_plain(path, remedy, error, follow=True)
     except FileNotFoundError:
@@ -100,7 +124,9 @@ def read_json(path: Path, remedy: str, error: type[UserError] = UserError) -> di
     return json_object(data, path, remedy, error)
 
 
-def json_object(data: bytes, path: Path, remedy: str, error: type[UserError] = UserError) -> dict[str, Any]:
+def json_object(
+    data: bytes, path: Path, remedy: str, error: type[UserError] = UserError
+) -> dict[str, Any]:
     """The object in the ``data`` of the JSON file ``path``; errors as in `read_json`."""
     try:
         value = json.loads(data.decode("utf-8"))
@@ -108,7 +134,9 @@ def json_object(data: bytes, path: Path, remedy: str, error: type[UserError] = U
         require_content(path, error)
         raise error(f"{path} is damaged ({first_line(problem)}): {remedy}") from problem
     if not isinstance(value, dict):
-        raise error(f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}")
+        raise error(
+            f"{path} is damaged (it holds a {type(value).__name__}, not an object): {remedy}"
+        )
     return value
 
 
@@ -124,7 +152,7 @@ def _first(problem: Exception) -> str:
     return f"it lacks {problem}" if isinstance(problem, KeyError) else first_line(problem)
 
 
-# ----------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 def last_good(path: Path) -> Path:
     """Where the checkpoint before the one at ``path`` is kept."""
     return path.with_name(f"{path.name}.last_good")
@@ -138,14 +166,21 @@ def existing_checkpoint(path: Path) -> Path:
         kept = last_good(path)
         if (kept / CONFIG).is_file():
             return kept
-        raise CheckpointError(f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}")
+        raise CheckpointError(
+            f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}"
+        )
     inner = [p for name in ("rl", "sft") if ((p := path / "checkpoints" / name) / CONFIG).is_file()]
-    hint = f". Did you mean {inner[0]}?" if inner else f": give the folder that holds {CONFIG} and {WEIGHTS}"
+    hint = (
+        f". Did you mean {inner[0]}?"
+        if inner
+        else f": give the folder that holds {CONFIG} and {WEIGHTS}"
+    )
     raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG}{hint}")
 
 
 def check_checkpoint(path: Path) -> EmbodimentSpec:
-    """Whether every file of a checkpoint of this project is there, readable and whole; returns the robot it is of.
+    """Whether every file of a checkpoint of this project is there, readable and whole; returns the
+    robot it is of.
 
     Of the weights only the headers are read. Raises `CheckpointError` that names the file.
     """
@@ -160,13 +195,14 @@ def check_checkpoint(path: Path) -> EmbodimentSpec:
 
 
 def replay_of(path: Path) -> Path:
-    """The replay of a run's folder, or ``path`` itself where it is one. Raises `ConfigError` for any other folder."""
+    """The replay of a run's folder, or ``path`` itself where it is one. Raises `ConfigError` for
+    any other folder."""
     for folder in (path / "replay", path):
         if all((folder / name).is_file() for name in REPLAY_FILES):
             return folder
     raise ConfigError(
-        f"replay.offline: {path} has no replay: name the folder of a run whose algorithm learns from one (rlpd, residual, "
-        f"td3, sac, iql, parl, dsrl), or its folder replay"
+        f"replay.offline: {path} has no replay: name the folder of a run whose algorithm learns "
+        "from one (rlpd, residual, td3, sac, iql, parl, dsrl), or its folder replay"
     )
 
 
@@ -177,39 +213,54 @@ def weight_files(path: Path) -> list[str]:
     files = read_json(path / WEIGHTS_INDEX, _INCOMPLETE, CheckpointError).get("weight_map")
     names = list(files.values()) if isinstance(files, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise CheckpointError(f"{path / WEIGHTS_INDEX} has no weight_map that gives each tensor's file: {_INCOMPLETE}")
+        raise CheckpointError(
+            f"{path / WEIGHTS_INDEX} has no weight_map that gives each tensor's file: {_INCOMPLETE}"
+        )
     return sorted(set(names))
 
 
 def check_tensors(path: Path) -> list[tuple[int, int]]:
-    """Where the tensors of a safetensors file begin and end (bytes). Raises `CheckpointError` unless it is one of the length
-    that its header tells."""
+    """Where the tensors of a safetensors file begin and end (bytes). Raises `CheckpointError`
+    unless it is one of the length that its header tells."""
     try:
-        with open(open_plain(path, os.O_RDONLY, _INCOMPLETE, CheckpointError, follow=True), "rb") as file:
+        with open(
+            open_plain(path, os.O_RDONLY, _INCOMPLETE, CheckpointError, follow=True), "rb"
+        ) as file:
             length = int.from_bytes(file.read(8), "little")
             size = path.stat().st_size
             header = json.loads(file.read(length)) if 8 + length <= size else None
-        offsets = [x["data_offsets"] for name, x in (header or {}).items() if name != "__metadata__"]
+        offsets = [
+            x["data_offsets"] for name, x in (header or {}).items() if name != "__metadata__"
+        ]
         places = sorted((8 + length + begin, 8 + length + end) for begin, end in offsets)
         complete = bool(header) and size == max([8 + length, *(end for _, end in places)])
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete, {_INCOMPLETE}") from None
+        raise CheckpointError(
+            f"{path} is missing: the checkpoint is incomplete, {_INCOMPLETE}"
+        ) from None
     except OSError as problem:
-        raise CheckpointError(f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}") from problem
+        raise CheckpointError(
+            f"{path} cannot be read ({problem.strerror or problem}): {_INCOMPLETE}"
+        ) from problem
     except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError) as problem:
         require_content(path, CheckpointError)
-        raise CheckpointError(f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}") from problem
+        raise CheckpointError(
+            f"{path} is damaged (its header is no safetensors header): {_INCOMPLETE}"
+        ) from problem
     if not complete:
         require_content(path, CheckpointError)
-        raise CheckpointError(f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}")
+        raise CheckpointError(
+            f"{path} is damaged (it is cut short, or longer than its header says): {_INCOMPLETE}"
+        )
     return places
 
 
-# --------------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to, which takes its place if the block succeeds and vanishes if it fails: a reader
-    sees the old file or the new one, never half of it. An ``OSError`` on the way names ``path``."""
+    """A name beside ``path`` to write to, which takes its place if the block succeeds and vanishes
+    if it fails: a reader sees the old file or the new one, never half of it. An ``OSError`` on the
+    way names ``path``."""
     part = path.with_name(f".{path.name}.part")
     try:
         yield part
@@ -237,25 +288,39 @@ def nearest_folder(path: Path) -> Path:
 
 
 def require_writable(path: Path, key: str) -> None:
-    """Raise `UserError` unless the folder ``path`` is there or could be made, and could be written; creates nothing."""
+    """Raise `UserError` unless the folder ``path`` is there or could be made, and could be
+    written; creates nothing."""
     place = nearest_folder(path)
     try:
         place.stat()
     except OSError as problem:
         raise UserError(f"{key}: {place}: {reason(problem)}") from problem
     if not place.is_dir():
-        raise UserError(f"{key}: {place} is a file, and a folder is needed there. Move it away, or choose another place")
+        raise UserError(
+            f"{key}: {place} is a file, and a folder is needed there. Move it away, or "
+            "choose another place"
+        )
     if not os.access(place, os.W_OK | os.X_OK):
-        why = "is on a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you"
-        raise UserError(f"{key}: the folder {place} {why}. Choose another place, or change its permissions")
+        why = (
+            "is on a read-only file system"
+            if os.statvfs(place).f_flag & os.ST_RDONLY
+            else "may not be written by you"
+        )
+        raise UserError(
+            f"{key}: the folder {place} {why}. Choose another place, or change its permissions"
+        )
     limit = os.pathconf(place, "PC_NAME_MAX")
     long = [part for part in path.parts if len(os.fsencode(part)) > limit]
     if long:
-        raise UserError(f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most {limit}. Shorten it")
+        raise UserError(
+            f"{key}: the name {long[0][:40]}… has {len(long[0])} characters, of at most "
+            f"{limit}. Shorten it"
+        )
 
 
 def require_new(path: Path) -> None:
-    """Raise `UserError` where something is at ``path``: what nobody can make again is never written over."""
+    """Raise `UserError` where something is at ``path``: what nobody can make again is never
+    written over."""
     if os.path.lexists(path):
         raise UserError(f"{path} exists already: choose another name, or move it away")
 
@@ -263,7 +328,10 @@ def require_new(path: Path) -> None:
 def require_file_target(path: Path, key: str) -> None:
     """Raise `UserError` unless a file could be written at ``path``; creates nothing."""
     if path.is_dir():
-        raise UserError(f"{key}: {path} is a folder, and a file is written. Name a file in it, such as {path / 'result'}")
+        raise UserError(
+            f"{key}: {path} is a folder, and a file is written. Name a file in it, such "
+            f"as {path / 'result'}"
+        )
     if path.exists() and not path.is_file():  # (what is written takes the name's place)
         raise UserError(f"{key}: {path} is a device or a pipe. Name a file")
     require_writable(path.parent, key)

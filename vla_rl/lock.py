@@ -12,10 +12,12 @@ from vla_rl.plain import open_plain
 
 
 class RunLock:
-    """Holds a folder for one process (``with RunLock(folder): ...``); a second one gets a `UserError`.
+    """Holds a folder for one process (``with RunLock(folder): ...``); a second one gets a
+    `UserError`.
 
-    ``what`` it is and the ``remedy`` are what that error says. The kernel drops the lock when the process ends, however it
-    ends. ``FILE`` stays behind and is harmless; a folder that holds nothing else goes with it.
+    ``what`` it is and the ``remedy`` are what that error says. The kernel drops the lock when the
+    process ends, however it ends. ``FILE`` stays behind and is harmless; a folder that holds
+    nothing else goes with it.
     """
 
     FILE = ".lock"
@@ -32,13 +34,17 @@ class RunLock:
     def acquire(self) -> RunLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / self.FILE
-        descriptor = open_plain(file, os.O_RDWR | os.O_CREAT, "remove it, if no process of yours uses that folder")
+        descriptor = open_plain(
+            file, os.O_RDWR | os.O_CREAT, "remove it, if no process of yours uses that folder"
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
-            raise UserError(f"{self._what} {self.folder} is in use by {owner}. {self._remedy}") from None
+            raise UserError(
+                f"{self._what} {self.folder} is in use by {owner}. {self._remedy}"
+            ) from None
         if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
             os.close(descriptor)  # its owner took the folder away between our two calls
             return self.acquire()
@@ -49,7 +55,9 @@ class RunLock:
 
     def release(self) -> None:
         if self._descriptor is not None:
-            if not self.folder.is_symlink() and [path.name for path in self.folder.iterdir()] == [self.FILE]:
+            if not self.folder.is_symlink() and [path.name for path in self.folder.iterdir()] == [
+                self.FILE
+            ]:
                 (self.folder / self.FILE).unlink()
                 self.folder.rmdir()
             os.close(self._descriptor)

@@ -1,4 +1,5 @@
-"""Where modules went that users' own code may still name, or import, by an older place (`vla_rl.build.attribute`)."""
+"""Where modules went that users' own code may still name, or import, by an older place
+(`vla_rl.build.attribute`)."""
 
 MOVED = {
     "vla_rl.algorithms.imitation_settings": "vla_rl.config.imitation",

@@ -1,7 +1,9 @@
-"""What plug-ins may offer beyond `vla_rl.interfaces`: the core asks with ``isinstance`` and does without where none is.
+"""What plug-ins may offer beyond `vla_rl.interfaces`: the core asks with ``isinstance`` and does
+without where none is.
 
-Each Protocol holds one question, so that a class answers it by having these names and nothing else. Options of configs and
-attributes of classes are in `vla_rl.asked`. `vla_rl.rewards.handle` asks reward models.
+Each Protocol holds one question, so that a class answers it by having these names and nothing else.
+Options of configs and attributes of classes are in `vla_rl.asked`. `vla_rl.rewards.handle` asks
+reward models.
 """
 
 from __future__ import annotations
@@ -12,10 +14,18 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
-from vla_rl.types import ActionChunk, EmbodimentSpec, EpisodeSpec, Observation, PolicyOutput, Trajectory, Transitions
+from vla_rl.types import (
+    ActionChunk,
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    PolicyOutput,
+    Trajectory,
+    Transitions,
+)
 
 
-# --------------------------------------------------------------------------------------------------------------- policies
+# ----------------------------------------------------------------------------------------- policies
 @runtime_checkable
 class PreparedPolicy(Protocol):
     """A policy that changes before RL, such as by freezing parts."""
@@ -56,15 +66,18 @@ class HeldFeatures(Protocol):
     """A `FeaturePolicy` that can learn and yet see as before."""
 
     def hold_features(self) -> None:
-        """Freezes what makes `FeaturePolicy.frame_features`: called before it first learns from those that were kept."""
+        """Freezes what makes `FeaturePolicy.frame_features`: called before it first learns from
+        those that were kept."""
         ...
 
 
 @runtime_checkable
 class SeeingActor(Protocol):
-    """An `ActorPolicy` whose encoder may read pictures, beside frames that `annotate` leaves them out of: a replay has them.
+    """An `ActorPolicy` whose encoder may read pictures, beside frames that `annotate` leaves them
+    out of: a replay has them.
 
-    ``reads_pictures`` False: it reads none. ``shift``: by how many pixels learners shift them at most (DrQ)."""
+    ``reads_pictures`` False: it reads none. ``shift``: by how many pixels learners shift them at
+    most (DrQ)."""
 
     reads_pictures: bool
     shift: int
@@ -76,28 +89,32 @@ class SeeingActor(Protocol):
 
 @runtime_checkable
 class PictureDecoder(Protocol):
-    """A `NoisePolicy`, or an actor on one, that decodes from the observation's images whatever its features are, where
-    ``decodes_pictures``: learners then draw them from the replay."""
+    """A `NoisePolicy`, or an actor on one, that decodes from the observation's images whatever its
+    features are, where ``decodes_pictures``: learners then draw them from the replay."""
 
     decodes_pictures: bool
 
 
 @runtime_checkable
 class ChainPolicy(Protocol):
-    """A `LikelihoodPolicy`, `FeaturePolicy` and `NoisePolicy` whose decision is a chain of denoising steps, and that can
-    draw one without its images."""
+    """A `LikelihoodPolicy`, `FeaturePolicy` and `NoisePolicy` whose decision is a chain of
+    denoising steps, and that can draw one without its images."""
 
     def sample(
-        self, observation: Observation, features: Mapping[str, Tensor], seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        features: Mapping[str, Tensor],
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
-        """As of `Policy.act`, from its own `frame_features` of the observation. The replay holds what `evaluate` needs in
-        the images' place."""
+        """As of `Policy.act`, from its own `frame_features` of the observation. The replay holds
+        what `evaluate` needs in the images' place."""
         ...
 
 
 @runtime_checkable
 class GuidedPolicy(Protocol):
-    """A policy that can draw a chunk towards one that is wanted while it denoises it: real-time chunking."""
+    """A policy that can draw a chunk towards one that is wanted while it denoises it: real-time
+    chunking."""
 
     @property
     def guidable(self) -> bool:
@@ -105,10 +122,17 @@ class GuidedPolicy(Protocol):
         ...
 
     def act_towards(
-        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+        self,
+        observation: Observation,
+        wanted: Tensor,
+        weight: Tensor,
+        most: float,
+        *,
+        deterministic: bool = False,
     ) -> ActionChunk:
-        """Near ``wanted`` [b h a] (physical units), of which each control step counts by ``weight`` [b h] in [0, 1]; the
-        factor of the guidance is at most ``most``. Nobody knows its likelihood."""
+        """Near ``wanted`` [b h a] (physical units), of which each control step counts by ``weight``
+        [b h] in [0, 1]; the factor of the guidance is at most ``most``. Nobody knows its
+        likelihood."""
         ...
 
 
@@ -123,12 +147,19 @@ class StackedPolicy(Protocol):
 
 @runtime_checkable
 class WeightedActor(Protocol):
-    """An `ActorPolicy` that can be trained on decisions that were executed, some more than others."""
+    """An `ActorPolicy` that can be trained on decisions that were executed, some more than
+    others."""
 
     def weighted_loss(
-        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: Generator
+        self,
+        batch: Transitions,
+        encoded: Tensor,
+        frames: Mapping[str, Tensor],
+        weights: Tensor,
+        generator: Generator,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Loss and metrics; each row counts by its weight [b], exactly or in the mean over ``generator``'s draws."""
+        """Loss and metrics; each row counts by its weight [b], exactly or in the mean over
+        ``generator``'s draws."""
         ...
 
 
@@ -152,15 +183,19 @@ class PractisingActor(Protocol):
 
 @runtime_checkable
 class ChoosingActor(Protocol):
-    """An `ActorPolicy` that can decide its gripper apart, by values of three choices; what critics read then leaves it out.
+    """An `ActorPolicy` that can decide its gripper apart, by values of three choices; what critics
+    read then leaves it out.
 
-    ``choices``: features to values, trained by the algorithm; None: the gripper is an action as the others.
+    ``choices``: features to values, trained by the algorithm; None: the gripper is an action as the
+    others.
     """
 
     if TYPE_CHECKING:  # a submodule: see `vla_rl.interfaces.ActorPolicy`
         choices: nn.Module | None
 
-    def choice_values(self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None) -> Tensor:
+    def choice_values(
+        self, encoded: Tensor, frames: Mapping[str, Tensor], choices: nn.Module | None = None
+    ) -> Tensor:
         """[b 3] by ``choices`` (None: its own)."""
         ...
 
@@ -169,11 +204,13 @@ class ChoosingActor(Protocol):
         ...
 
     def chosen(self, actions: Tensor, valid: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
-        """Which choice decisions were that were stored, int64 [b]; −1: none of them. ``actions`` as sent [b h a]."""
+        """Which choice decisions were that were stored, int64 [b]; −1: none of them. ``actions``
+        as sent [b h a]."""
         ...
 
     def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
-        """1 where a control step of an episode's decisions [t h a] turned the gripper around, float32 [t h]."""
+        """1 where a control step of an episode's decisions [t h a] turned the gripper around,
+        float32 [t h]."""
         ...
 
 
@@ -182,7 +219,8 @@ class ValueHeadPolicy(Protocol):
     """A policy with a value head, whose value is `PolicyEvaluation.value`."""
 
     def value_parameters(self) -> Iterable[nn.Parameter]:
-        """The head's parameters: they learn at ``critic_learning_rate``, and alone in the critic warm-up."""
+        """The head's parameters: they learn at ``critic_learning_rate``, and alone in the critic
+        warm-up."""
         ...
 
 
@@ -190,9 +228,10 @@ class ValueHeadPolicy(Protocol):
 class SelfImitatingPolicy(Protocol):
     """An `ImitationPolicy` that tells decisions of its own from a demonstrator's.
 
-    ``imitates_itself`` True: its ``imitation_loss`` takes ``own`` bool [b], the rows that it sampled itself. Their loss is
-    −log-likelihood under the distribution that it acts by. What softens the labels of demonstrations, of which there are
-    few, would spread its actions a little further each time that it imitates itself.
+    ``imitates_itself`` True: its ``imitation_loss`` takes ``own`` bool [b], the rows that it
+    sampled itself. Their loss is −log-likelihood under the distribution that it acts by. What
+    softens the labels of demonstrations, of which there are few, would spread its actions a little
+    further each time that it imitates itself.
     """
 
     imitates_itself: bool
@@ -232,7 +271,7 @@ class TrainingMode(Protocol):
     def eval(self) -> Any: ...
 
 
-# ------------------------------------------------------------------------------------------------------------------ critics
+# ------------------------------------------------------------------------------------------ critics
 @runtime_checkable
 class ObservingCritic(Protocol):
     """A critic that keeps statistics of its inputs."""
@@ -244,12 +283,13 @@ class ObservingCritic(Protocol):
 
 @runtime_checkable
 class ChoosyCritic(Protocol):
-    """A critic that says whether it looks at images. False spares copying them; without it they are copied."""
+    """A critic that says whether it looks at images. False spares copying them; without it they
+    are copied."""
 
     reads_images: bool
 
 
-# -------------------------------------------------------------------------------------------------------------- collectors
+# --------------------------------------------------------------------------------------- collectors
 @runtime_checkable
 class ClosingCollector(Protocol):
     """A collector that holds processes, which end with the phase."""
@@ -259,8 +299,8 @@ class ClosingCollector(Protocol):
 
 @runtime_checkable
 class AheadCollector(Protocol):
-    """A collector whose episodes may start ``ahead`` iterations before they are learned from, and be learned from ``late``
-    iterations after the one that they were planned for."""
+    """A collector whose episodes may start ``ahead`` iterations before they are learned from, and
+    be learned from ``late`` iterations after the one that they were planned for."""
 
     ahead: int
     late: int
@@ -270,8 +310,8 @@ class AheadCollector(Protocol):
         ...
 
     def await_done(self, enough: Callable[[Sequence[str]], bool]) -> Sequence[str]:
-        """The rollout ids of episodes that are done and were not asked for yet, in the order of their ends, once ``enough``
-        holds for them."""
+        """The rollout ids of episodes that are done and were not asked for yet, in the order of
+        their ends, once ``enough`` holds for them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,10 +323,11 @@ class AheadCollector(Protocol):
         ...
 
 
-# --------------------------------------------------------------------------------------------------------------------- envs
+# --------------------------------------------------------------------------------------------- envs
 @runtime_checkable
 class RepeatableEnv(Protocol):
-    """``repeatable`` True: the same episode and actions give the same images again, so that videos can be drawn later."""
+    """``repeatable`` True: the same episode and actions give the same images again, so that
+    videos can be drawn later."""
 
     repeatable: bool
 
@@ -306,7 +347,7 @@ class MeasuredEnv(WorkerEnv, Protocol):
     def busy_seconds(self) -> float: ...
 
 
-# ------------------------------------------------------------------------------------------------------------------ rewards
+# ------------------------------------------------------------------------------------------ rewards
 @runtime_checkable
 class FilteringReward(Protocol):
     """A reward that tells mistakes in demonstrations."""
@@ -339,7 +380,8 @@ class StatefulReward(Protocol):
     """A reward model that changes in a run. It also has ``load_state_dict(state)``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists of tensors, numbers and strings. ``fitted`` False: it cannot score yet."""
+        """Nested dicts and lists of tensors, numbers and strings. ``fitted`` False: it cannot
+        score yet."""
         ...
 
 
@@ -353,7 +395,8 @@ class LearnedReward(Protocol):
 
 @runtime_checkable
 class DemonstratedReward(Protocol):
-    """``wants_demonstrations`` True: the model has ``set_demonstrations(trajectories)``, called before RL."""
+    """``wants_demonstrations`` True: the model has ``set_demonstrations(trajectories)``, called
+    before RL."""
 
     @property
     def wants_demonstrations(self) -> bool: ...
@@ -377,7 +420,8 @@ class ReferenceReward(Protocol):
 
 @runtime_checkable
 class AskingReward(Protocol):
-    """A reward model that asks a chat model: ``backend.reply(questions)``, of ``text`` and ``images`` each, gives texts."""
+    """A reward model that asks a chat model: ``backend.reply(questions)``, of ``text`` and
+    ``images`` each, gives texts."""
 
     backend: Any
 

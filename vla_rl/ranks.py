@@ -1,11 +1,14 @@
-"""The processes that learn together: shared rows, global sums, and a policy whose weights are spread over them.
+"""The processes that learn together: shared rows, global sums, and a policy whose weights are
+spread over them.
 
-Every rank is given the same batch. What is cheap (advantages, whitening, the sums that a loss is divided by) each rank
-works out for all rows, so it is global without a message; the network runs on the rank's `share` of each minibatch alone,
-and gradients, losses and statistics are added up. One process is the case of one rank: everything here is the identity.
+Every rank is given the same batch. What is cheap (advantages, whitening, the sums that a loss is
+divided by) each rank works out for all rows, so it is global without a message; the network runs on
+the rank's `share` of each minibatch alone, and gradients, losses and statistics are added up. One
+process is the case of one rank: everything here is the identity.
 
-`shard` spreads the weights (FSDP: Zhao et al. 2023, arXiv 2304.11277, in torch's per-parameter form), or leaves every rank
-all of them (data parallel). What it must know of a policy's structure stands in `interfaces.ShardablePolicy`.
+`shard` spreads the weights (FSDP: Zhao et al. 2023, arXiv 2304.11277, in torch's per-parameter
+form), or leaves every rank all of them (data parallel). What it must know of a policy's structure
+stands in `interfaces.ShardablePolicy`.
 """
 
 from __future__ import annotations
@@ -24,20 +27,31 @@ from vla_rl.interfaces import ShardablePolicy
 MODES = ("sharded", "replicated")
 # Methods that run the network; FSDP2 gathers weights for `forward` and for what it is told of.
 ENTRIES = (
-    "act", "evaluate", "value", "imitation_loss", "distillation_loss", "teach", "image_token_spread", "image_features",
-)  # fmt: skip
+    "act",
+    "evaluate",
+    "value",
+    "imitation_loss",
+    "distillation_loss",
+    "teach",
+    "image_token_spread",
+    "image_features",
+)
 
 
 class Ranks:
-    """The processes of ``group``; without one, this process alone. Collective methods: every rank must call them alike."""
+    """The processes of ``group``; without one, this process alone. Collective methods: every
+    rank must call them alike."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         self.group = group
-        self.index, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        self.index, self.size = (
+            (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        )
 
     @staticmethod
     def present() -> Ranks:
-        """Those of the process group that this process has joined (`torch.distributed.init_process_group`)."""
+        """Those of the process group that this process has joined
+        (`torch.distributed.init_process_group`)."""
         joined = dist.is_available() and dist.is_initialized()
         return Ranks(dist.group.WORLD if joined else None)
 
@@ -46,19 +60,21 @@ class Ranks:
         """Whether this rank writes files."""
         return self.index == 0
 
-    # ------------------------------------------------------------------------------------------------------------ rows
+    # ----------------------------------------------------------------------------------------- rows
     def share(self, count: int) -> tuple[Tensor, Tensor]:
-        """This rank's part of ``count`` rows: their indices int64 [k], and bool [k], False where a row only fills up.
+        """This rank's part of ``count`` rows: their indices int64 [k], and bool [k], False where a
+        row only fills up.
 
-        All ranks get the same k = ⌈count / size⌉, since each must run as many forwards and backwards as the others. Rows
-        that fill up repeat the last one and must weigh nothing.
+        All ranks get the same k = ⌈count / size⌉, since each must run as many forwards and
+        backwards as the others. Rows that fill up repeat the last one and must weigh nothing.
         """
         each = -(-count // self.size)
         rows = torch.arange(self.index * each, (self.index + 1) * each)
         return rows.clamp(max=count - 1), rows < count
 
     def gather(self, x: Tensor, count: int | None = None) -> Tensor:
-        """The rows of all ranks' ``x`` in order (of one shape on all), without what filled up the last of ``count``."""
+        """The rows of all ranks' ``x`` in order (of one shape on all), without what filled up
+        the last of ``count``."""
         if self.size == 1:
             return x
         mine = x.detach().to(self._device()).contiguous()
@@ -66,7 +82,7 @@ class Ranks:
         dist.all_gather(parts, mine, group=self.group)
         return torch.cat(parts)[:count].to(x.device)
 
-    # ------------------------------------------------------------------------------------------------------------ sums
+    # ----------------------------------------------------------------------------------------- sums
     def sum(self, x: Tensor) -> Tensor:
         """Σ over the ranks, without gradient."""
         if self.size == 1:
@@ -102,12 +118,13 @@ class Ranks:
         table = self.gather(torch.tensor([figures], dtype=torch.float64))
         if not torch.equal(table.nan_to_num(), table[:1].nan_to_num().expand_as(table)):
             raise UserError(
-                f"the {self.size} ranks were given different {what} ({table.tolist()}), and each takes its share of the "
-                "same one: give all ranks the same data and seeds"
+                f"the {self.size} ranks were given different {what} ({table.tolist()}), and each "
+                "takes its share of the same one: give all ranks the same data and seeds"
             )
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make every gradient the sum over the ranks of those that lie ready; one that lies ready on some is 0 on others.
+        """Make every gradient the sum over the ranks of those that lie ready; one that lies ready
+        on some is 0 on others.
 
         Gradients of spread weights (`shard`) are already the mean over the ranks.
         """
@@ -119,14 +136,20 @@ class Ranks:
                 whole.append(p)
             elif p.grad is not None:
                 p.grad.mul_(self.size)
-        ready = self.sum(torch.tensor([p.grad is not None for p in whole], dtype=torch.int32)).tolist() if whole else []
+        ready = (
+            self.sum(torch.tensor([p.grad is not None for p in whole], dtype=torch.int32)).tolist()
+            if whole
+            else []
+        )
         buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for p, count in zip(whole, ready, strict=True):
             if count:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 buckets.setdefault((p.grad.dtype, p.grad.device), []).append(p.grad)
         for gradients in buckets.values():
-            summed = self.sum(torch.cat([g.reshape(-1) for g in gradients])).split([g.numel() for g in gradients])
+            summed = self.sum(torch.cat([g.reshape(-1) for g in gradients])).split(
+                [g.numel() for g in gradients]
+            )
             for gradient, part in zip(gradients, summed, strict=True):
                 gradient.copy_(part.view(gradient.shape))
 
@@ -145,17 +168,21 @@ class _Total(torch.autograd.Function):
         return ctx.ranks.sum(gradient), None
 
 
-# ------------------------------------------------------------------------------------------------------- spread weights
+# ----------------------------------------------------------------------------------- spread weights
 def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any:
-    """Let ``ranks`` train ``policy`` together, from the main rank's weights; returns the policy. Collective.
+    """Let ``ranks`` train ``policy`` together, from the main rank's weights; returns the policy.
+    Collective.
 
-    "sharded": each rank keeps 1/size of every parameter, gradient and optimiser state, and gathers the weights of one of the
-    policy's `blocks` at a time. "replicated": each rank keeps all of them. Build the algorithm afterwards: the parameters
-    are new objects. Make copies of the policy (a reference, a reward's context) before: it cannot be copied afterwards.
+    "sharded": each rank keeps 1/size of every parameter, gradient and optimiser state, and gathers
+    the weights of one of the policy's `blocks` at a time. "replicated": each rank keeps all of
+    them. Build the algorithm afterwards: the parameters are new objects. Make copies of the policy
+    (a reference, a reward's context) before: it cannot be copied afterwards.
     """
     ranks = ranks or Ranks.present()
     if mode not in MODES:
-        raise ConfigError(f"the sharding mode {mode!r} is not a choice; use one of: {', '.join(MODES)}")
+        raise ConfigError(
+            f"the sharding mode {mode!r} is not a choice; use one of: {', '.join(MODES)}"
+        )
     if ranks.group is None or ranks.size == 1:
         return policy
     with torch.no_grad():
@@ -183,12 +210,14 @@ def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any
 
 def is_sharded(x: Any) -> bool:
     """Whether a tensor is spread over ranks."""
-    module = sys.modules.get("torch.distributed.tensor")  # seconds to import; until someone has, no tensor is spread
+    # seconds to import; until someone has, no tensor is spread
+    module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def gathered(x: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread over ranks, on the CPU of the main rank; empty on the others. Collective."""
+    """The whole of a tensor that may be spread over ranks, on the CPU of the main rank; empty on
+    the others. Collective."""
     if not is_sharded(x):
         return x
     whole = x.detach().full_tensor()  # type: ignore[attr-defined]
@@ -197,16 +226,19 @@ def gathered(x: Tensor) -> Tensor:
 
 
 def spread_like(x: Tensor, other: Tensor) -> Tensor:
-    """This rank's part of ``x`` (of one shape with ``other``) where ``other`` is spread, else ``x``. Sends no message."""
+    """This rank's part of ``x`` (of one shape with ``other``) where ``other`` is spread, else
+    ``x``. Sends no message."""
     if not is_sharded(other) or is_sharded(x):
         return x
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(x.to(other.device), other.device_mesh, other.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
+    return distribute_tensor(x.to(other.device), mesh, placements, src_data_rank=None)
 
 
 def full_state(policy: Any, ranks: Ranks | None = None) -> dict[str, Tensor]:
-    """The policy's weights whole, on the main rank; {} on the others. Collective, one tensor at a time."""
+    """The policy's weights whole, on the main rank; {} on the others. Collective, one tensor at
+    a time."""
     ranks = ranks or Ranks.present()
     state: Mapping[str, Tensor] = policy.state_dict()
     whole = {name: gathered(x.detach()) for name, x in state.items()}
@@ -216,10 +248,12 @@ def full_state(policy: Any, ranks: Ranks | None = None) -> dict[str, Tensor]:
 def load_full_state(policy: Any, state: Mapping[str, Tensor]) -> None:
     """Copy whole weights, the same on every rank, into a policy that may be spread over ranks."""
     own = policy.state_dict()
-    policy.load_state_dict({name: spread_like(x, own[name]) if name in own else x for name, x in state.items()})
+    policy.load_state_dict(
+        {name: spread_like(x, own[name]) if name in own else x for name, x in state.items()}
+    )
 
 
 def plain(x: Tensor) -> Tensor:
-    """What was worked out from spread tensors (a norm), as an ordinary tensor on every rank. Collective."""
+    """What was worked out from spread tensors (a norm), as an ordinary tensor on every rank.
+    Collective."""
     return x.full_tensor() if is_sharded(x) else x  # type: ignore[attr-defined]
-

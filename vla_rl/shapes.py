@@ -1,6 +1,7 @@
 """jaxtyping's array annotations, or inert stand-ins where jaxtyping is not installed.
 
-The annotations document shapes everywhere; the tests check them at run time through jaxtyping's import hook.
+The annotations document shapes everywhere; the tests check them at run time through jaxtyping's
+import hook.
 """
 
 from __future__ import annotations

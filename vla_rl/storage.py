@@ -1,4 +1,5 @@
-"""Nested dicts of tensors, numbers and strings on disk without pickles, and folders that are swapped in as a whole."""
+"""Nested dicts of tensors, numbers and strings on disk without pickles, and folders that are
+swapped in as a whole."""
 
 from __future__ import annotations
 
@@ -21,17 +22,19 @@ from vla_rl.files import last_good, read_json
 
 _TENSOR_KEY = "__tensor__"
 _NO_ROOM = {
-    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
     errno.EFBIG: "a file may not become that large here (ulimit -f, or the file system)",
-}  # fmt: skip
+}
 
 
-# --------------------------------------------------------------------------------------------------------- nested state
+# ------------------------------------------------------------------------------------- nested state
 def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
-    """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None; tuples become lists.
+    """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None;
+    tuples become lists.
 
-    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError`` that names the place
-    of anything else.
+    ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError``
+    that names the place of anything else.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +47,9 @@ def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
 def load_state(folder: Path | str) -> dict[str, Any]:
     """Inverse of `save_state`; tensors come back on the CPU."""
     folder = Path(folder)
-    return join_state(read_object(folder / "state.json"), load_tensors(folder / "state.safetensors"), folder)
+    return join_state(
+        read_object(folder / "state.json"), load_tensors(folder / "state.safetensors"), folder
+    )
 
 
 def split_state(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
@@ -59,14 +64,18 @@ def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         wrong = [key for key in value if not isinstance(key, str) or key == _TENSOR_KEY]
         if wrong:
-            raise TypeError(f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, and not {_TENSOR_KEY}")
+            raise TypeError(
+                f"state at '{place or '/'}' has the key {wrong[0]!r}: keys are strings, "
+                f"and not {_TENSOR_KEY}"
+            )
         return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise TypeError(
-        f"state at '{place or '/'}' is a {type(value).__name__}: use dicts, lists, tensors, numbers, strings and None"
+        f"state at '{place or '/'}' is a {type(value).__name__}: use dicts, lists, tensors, "
+        "numbers, strings and None"
     )
 
 
@@ -76,19 +85,25 @@ def join_state(value: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
         if _TENSOR_KEY in value:
             name = value[_TENSOR_KEY]
             if not isinstance(name, str) or name not in tensors:
-                raise CheckpointError(f"{folder} is damaged: state.safetensors lacks {str(name)[:80]!r}")
+                raise CheckpointError(
+                    f"{folder} is damaged: state.safetensors lacks {str(name)[:80]!r}"
+                )
             return tensors[name]
         return {key: join_state(item, tensors, folder) for key, item in value.items()}
-    return [join_state(item, tensors, folder) for item in value] if isinstance(value, list) else value
+    return (
+        [join_state(item, tensors, folder) for item in value] if isinstance(value, list) else value
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 @contextlib.contextmanager
 def replacing(path: Path, keep_last_good: bool) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of ``path`` if the block succeeds and vanishes if it fails."""
+    """A new folder to fill, which takes the place of ``path`` if the block succeeds and vanishes
+    if it fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for stale in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed while saving
+        # of a process that was killed while saving
+        for stale in path.parent.glob(f".{path.name}.part-*"):
             shutil.rmtree(stale, ignore_errors=True)
         part = path.with_name(f".{path.name}.part-{os.getpid()}")
         part.mkdir()
@@ -115,7 +130,9 @@ def _refused(error: BaseException) -> int | None:
     """The number of the system's error, if it is one of those."""
     # safetensors wraps the system's error and leaves its number in the text only.
     said, known = str(error), getattr(error, "errno", None)
-    return next((number for number in _NO_ROOM if number == known or f"os error {number})" in said), None)
+    return next(
+        (number for number in _NO_ROOM if number == known or f"os error {number})" in said), None
+    )
 
 
 def disk_full(path: Path, error: BaseException) -> DiskFull:
@@ -123,8 +140,9 @@ def disk_full(path: Path, error: BaseException) -> DiskFull:
     refused = _refused(error) or errno.ENOSPC
     remedy = "Raise that limit" if refused == errno.EFBIG else "Free some space"
     return DiskFull(
-        f"{_NO_ROOM[refused]}: {path} could not be written ({_free_megabytes(path.parent)} MB free). What was "
-        f"there before is unchanged. {remedy}, then run the same command again: it resumes."
+        f"{_NO_ROOM[refused]}: {path} could not be written ({_free_megabytes(path.parent)} MB "
+        f"free). What was there before is unchanged. {remedy}, then run the same command again: it "
+        "resumes."
     )
 
 
@@ -155,7 +173,10 @@ def _exchange(a: Path, b: Path) -> bool:
     """Swap two folders in one step (Linux); False where the system or the file system cannot."""
     at_cwd, exchange = -100, 2
     function = _renameat2()
-    return function is not None and function(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
+    return (
+        function is not None
+        and function(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
+    )
 
 
 def savable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -185,7 +206,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
     if not path.is_file():
         raise CheckpointError(
-            f"{path} is missing: the checkpoint is incomplete, use another checkpoint, such as *.last_good beside it"
+            f"{path} is missing: the checkpoint is incomplete, use another checkpoint, such as "
+            "*.last_good beside it"
         )
     try:
         return load_file(path)

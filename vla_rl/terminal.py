@@ -1,4 +1,5 @@
-"""The terminal that a command runs in: its streams, its signals, its folder, whatever of them is missing."""
+"""The terminal that a command runs in: its streams, its signals, its folder, whatever of them is
+missing."""
 
 from __future__ import annotations
 
@@ -16,27 +17,53 @@ from typing import Any
 
 from vla_rl.errors import UserError
 
-# How signs that are printed here look where the encoding has none; letters of names become escapes, so that they differ.
+# How signs that are printed here look where the encoding has none; letters of names become escapes,
+# so that they differ.
 _PLAIN = {
-    "✓": "+", "✗": "x", "–": "-", "−": "-", "×": "x", "→": "->", "←": "<-", "↔": "<->", "…": "...", "·": "*", "±": "+-",
-    "≤": "<=", "≥": ">=", "²": "^2", "³": "^3", "°": " deg", "÷": "/", "√": "sqrt", "“": '"', "”": '"', "’": "'", "─": "-",
-    "━": "-", "╸": "-", "╺": "-",
-}  # fmt: skip
+    "✓": "+",
+    "✗": "x",
+    "–": "-",
+    "−": "-",
+    "×": "x",
+    "→": "->",
+    "←": "<-",
+    "↔": "<->",
+    "…": "...",
+    "·": "*",
+    "±": "+-",
+    "≤": "<=",
+    "≥": ">=",
+    "²": "^2",
+    "³": "^3",
+    "°": " deg",
+    "÷": "/",
+    "√": "sqrt",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "─": "-",
+    "━": "-",
+    "╸": "-",
+    "╺": "-",
+}
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text), error.end
+    return "".join(
+        _PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text
+    ), error.end
 
 
 codecs.register_error("vla-rl-plain", _plain)
 
 
 def ready_streams() -> None:
-    """Nothing that is printed may end a command: streams that were closed (``>&-``) lead nowhere, so that no file of the run
-    gets their number, and what a stream's encoding lacks is written in plain letters."""
+    """Nothing that is printed may end a command: streams that were closed (``>&-``) lead nowhere,
+    so that no file of the run gets their number, and what a stream's encoding lacks is written in
+    plain letters."""
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -58,21 +85,27 @@ def require_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise UserError("the working folder was deleted: change into one that is there (cd) and try again") from None
+        raise UserError(
+            "the working folder was deleted: change into one that is there (cd) and try again"
+        ) from None
 
 
 def unread() -> bool:
-    """Whether nobody reads the output any more (``vla-rl ... | head``); then what is left of it goes nowhere."""
+    """Whether nobody reads the output any more (``vla-rl ... | head``); then what is left of it
+    goes nowhere."""
     output = select.poll()
     output.register(1)
-    gone = any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in output.poll(0))
+    gone = any(
+        event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in output.poll(0)
+    )
     if gone:
         _lead_nowhere(1)
     return gone
 
 
 def leave_terminal() -> None:
-    """After SIGHUP: what would be said on the terminal that is gone, and be an error, goes nowhere."""
+    """After SIGHUP: what would be said on the terminal that is gone, and be an error, goes
+    nowhere."""
     for number in (0, 1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode):  # (isatty asks the terminal)
             _lead_nowhere(number)
@@ -86,8 +119,9 @@ def _lead_nowhere(number: int) -> None:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, a scheduler's way to stop a job, and SIGHUP, of a terminal that is gone, end a command as Ctrl-C does: phases
-    write their records. A signal that is ignored (nohup) stays so."""
+    """SIGTERM, a scheduler's way to stop a job, and SIGHUP, of a terminal that is gone, end a
+    command as Ctrl-C does: phases write their records. A signal that is ignored (nohup) stays
+    so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

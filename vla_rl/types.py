@@ -1,9 +1,10 @@
 """The data that crosses module borders (torch and numpy only).
 
-Letters in shapes: b batch of observations, n decisions, m trajectories, t decisions of one trajectory, h control steps
-in a chunk, a action dimensions, p proprio dimensions, s privileged dimensions, ``*k`` log-prob axes that the policy
-declares. A `decision` is one policy call, which yields one chunk; a `control_step` is one tick at ``control_hz``.
-The types without tensors (robots, tasks, one slot) live in `vla_rl.specs` and are re-exported here.
+Letters in shapes: b batch of observations, n decisions, m trajectories, t decisions of one
+trajectory, h control steps in a chunk, a action dimensions, p proprio dimensions, s privileged
+dimensions, ``*k`` log-prob axes that the policy declares. A `decision` is one policy call, which
+yields one chunk; a `control_step` is one tick at ``control_hz``. The types without tensors (robots,
+tasks, one slot) live in `vla_rl.specs` and are re-exported here.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from vla_rl.shapes import Bool, Float, Float32, Int64, UInt8
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep, TaskSpec
+from vla_rl.specs import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    SlotEvent,
+    SlotObservation,
+    SlotStep,
+    TaskSpec,
+)
 
 FRESH = "fresh"
-"""In a `Trajectory`'s ``replay``, bool [t]: decisions that do not go on with the chunk before, as after a person's. Where a
-policy follows its chunks over several decisions and this is missing, it did so from the first decision on."""
+"""In a `Trajectory`'s ``replay``, bool [t]: decisions that do not go on with the chunk before, as
+after a person's. Where a policy follows its chunks over several decisions and this is missing, it
+did so from the first decision on."""
 
 __all__ = [
     "FRESH",
@@ -45,7 +55,7 @@ __all__ = [
 ]
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 @dataclass(frozen=True)
 class Observation:
     """A batch of observations, never normalised here. ``privileged`` is for critics alone."""
@@ -106,15 +116,21 @@ class Observation:
     @staticmethod
     def blank(spec: EmbodimentSpec, rows: int = 1) -> Observation:
         """Zeros as that robot would see them, to ask for sizes."""
-        images = {c.name: torch.zeros(rows, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras}
+        images = {
+            c.name: torch.zeros(rows, c.height, c.width, 3, dtype=torch.uint8) for c in spec.cameras
+        }
         return Observation(images, torch.zeros(rows, spec.proprio_dim), ("",) * rows)
 
     @staticmethod
     def from_slots(slots: Sequence[SlotObservation]) -> Observation:
         """Stack the observations of several slots (copies the arrays)."""
         return Observation(
-            images={k: torch.from_numpy(np.stack([s.images[k] for s in slots])) for k in slots[0].images},
-            proprio=torch.from_numpy(np.stack([s.proprio for s in slots]).astype(np.float32, copy=False)),
+            images={
+                k: torch.from_numpy(np.stack([s.images[k] for s in slots])) for k in slots[0].images
+            },
+            proprio=torch.from_numpy(
+                np.stack([s.proprio for s in slots]).astype(np.float32, copy=False)
+            ),
             instruction=tuple(s.instruction for s in slots),
             privileged=_stacked([s.privileged for s in slots]),
         )
@@ -130,9 +146,11 @@ class ActionChunk:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision later.
+    """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision
+    later.
 
-    ``memory`` is, per row, what a `RememberingPolicy` wants to be handed at the episode's next decision.
+    ``memory`` is, per row, what a `RememberingPolicy` wants to be handed at the episode's next
+    decision.
     """
 
     chunk: ActionChunk
@@ -144,10 +162,12 @@ class PolicyOutput:
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """A stored decision under the present weights, with gradient. ``value`` is None without a value head.
+    """A stored decision under the present weights, with gradient. ``value`` is None without a value
+    head.
 
-    A policy may weigh its entries: ``advantage_weight`` multiplies the advantage of each (a discount along an axis),
-    ``clip_scale`` PPO's clip range. ``auxiliary_loss`` is a loss of the policy's own, to be minimised beside, per row.
+    A policy may weigh its entries: ``advantage_weight`` multiplies the advantage of each (a
+    discount along an axis), ``clip_scale`` PPO's clip range. ``auxiliary_loss`` is a loss of the
+    policy's own, to be minimised beside, per row.
     """
 
     log_prob: Float[Tensor, "b *k"]
@@ -158,8 +178,9 @@ class PolicyEvaluation:
     auxiliary_loss: Float[Tensor, "b"] | None = None
 
 
-# FSDP2 hangs its backward on the tensors that it finds in a module's output, and looks into none but registered dataclasses:
-# without this no weight that is spread over ranks would ever get a gradient.
+# FSDP2 hangs its backward on the tensors that it finds in a module's output, and looks into none
+# but registered dataclasses: without this no weight that is spread over ranks would ever get a
+# gradient.
 for _output in (ActionChunk, PolicyOutput, PolicyEvaluation):
     _pytree.register_dataclass(_output)
 
@@ -168,15 +189,16 @@ for _output in (ActionChunk, PolicyOutput, PolicyEvaluation):
 class Trajectory:
     """One episode: its decisions in order, and how it ended.
 
-    Exactly one of ``terminated`` (the task's own end: success or failure) and ``truncated`` (time ran out, or the
-    session was cut) is set; only termination stops the bootstrap. ``failure`` and ``label_source`` are as in `SlotStep`.
+    Exactly one of ``terminated`` (the task's own end: success or failure) and ``truncated`` (time
+    ran out, or the session was cut) is set; only termination stops the bootstrap. ``failure`` and
+    ``label_source`` are as in `SlotStep`.
 
-    ``policy_version`` is that of the weights that acted, the oldest one where they were swapped on the way; then
-    ``decision_version`` says it of each decision.
+    ``policy_version`` is that of the weights that acted, the oldest one where they were swapped on
+    the way; then ``decision_version`` says it of each decision.
 
-    ``actions`` went to the robot, ``proposed`` is what the policy, or in steps of a person that one, asked for (None: not
-    kept); the two differ where noise was put on a demonstration, a gate stepped in, or the bounds clipped. What was never
-    executed repeats the proposal.
+    ``actions`` went to the robot, ``proposed`` is what the policy, or in steps of a person that
+    one, asked for (None: not kept); the two differ where noise was put on a demonstration, a gate
+    stepped in, or the bounds clipped. What was never executed repeats the proposal.
     """
 
     episode: EpisodeSpec
@@ -207,8 +229,9 @@ class Trajectory:
         t = len(self.observations)
         if t == 0 or not t == self.actions.shape[0] == self.rewards.shape[0] == self.valid.shape[0]:
             raise ValueError(
-                f"a Trajectory needs the same positive number of observations, actions, rewards and valid rows, got "
-                f"{t}, {self.actions.shape[0]}, {self.rewards.shape[0]}, {self.valid.shape[0]}"
+                "a Trajectory needs the same positive number of observations, actions, rewards and "
+                f"valid rows, got {t}, {self.actions.shape[0]}, {self.rewards.shape[0]}, "
+                f"{self.valid.shape[0]}"
             )
 
     def __len__(self) -> int:
@@ -217,11 +240,15 @@ class Trajectory:
 
     def without_privileged(self) -> Trajectory:
         """The same episode as a policy may see it."""
-        seen, last = self.observations.without_privileged(), self.final_observation.without_privileged()
+        seen, last = (
+            self.observations.without_privileged(),
+            self.final_observation.without_privileged(),
+        )
         return dataclasses.replace(self, observations=seen, final_observation=last)
 
     def in_last_steps(self, rewards: Tensor) -> Tensor:
-        """Rewards of decisions [t], each in the last control step that its decision executed: float32 [t h]."""
+        """Rewards of decisions [t], each in the last control step that its decision executed:
+        float32 [t h]."""
         last = (self.valid.sum(1) - 1).clamp(min=0)[:, None]
         return torch.zeros(self.valid.shape).scatter_(1, last, rewards.float()[:, None])
 
@@ -236,7 +263,8 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """``trajectories`` in the order of the episodes; ``stats`` as `RolloutEngine.collect` describes them."""
+    """``trajectories`` in the order of the episodes; ``stats`` as `RolloutEngine.collect`
+    describes them."""
 
     trajectories: list[Trajectory]
     stats: dict[str, float | int]
@@ -246,8 +274,9 @@ class RolloutResult:
 class RolloutBatch:
     """Many trajectories flattened over decisions, with their boundaries; nothing is padded.
 
-    ``trajectory_index`` [n] names the trajectory of each decision (0 … m−1, non-decreasing); decisions of a trajectory
-    are consecutive and in order. ``group_index`` [m] numbers the distinct ``group_id`` values from 0.
+    ``trajectory_index`` [n] names the trajectory of each decision (0 … m−1, non-decreasing);
+    decisions of a trajectory are consecutive and in order. ``group_index`` [m] numbers the distinct
+    ``group_id`` values from 0.
     """
 
     observations: Observation  # [n]
@@ -312,21 +341,26 @@ class RolloutBatch:
             group_index=group_index,
             policy_version=torch.tensor([t.policy_version for t in ts]),
             episodes=tuple(t.episode for t in ts),
-            is_human=torch.cat([torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]),
+            is_human=torch.cat(
+                [torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]
+            ),
         )
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Decisions drawn from a replay, each with what came of it. Row for row, in no particular order.
+    """Decisions drawn from a replay, each with what came of it. Row for row, in no particular
+    order.
 
-    ``rewards`` and ``discounts`` span ``n_step`` decisions: value target = rewards + discounts · value(next_observations).
-    A discount is 0 only where the episode terminated; where time ran out it is not. ``extra`` and ``next_extra`` hold what
-    the learner had annotated, at ``observations`` and at ``next_observations``.
+    ``rewards`` and ``discounts`` span ``n_step`` decisions: value target = rewards + discounts ·
+    value(next_observations). A discount is 0 only where the episode terminated; where time ran out
+    it is not. ``extra`` and ``next_extra`` hold what the learner had annotated, at ``observations``
+    and at ``next_observations``.
 
-    ``proposed`` is what the policy, or in steps of a person that one, asked for, in rows where that is ``proposed_known``,
-    else what was sent; see `labels`. ``truncated`` marks rows whose ``next_observations`` are the last of an episode that
-    ran out of time; ``version`` is the policy's that acted.
+    ``proposed`` is what the policy, or in steps of a person that one, asked for, in rows where that
+    is ``proposed_known``, else what was sent; see `labels`. ``truncated`` marks rows whose
+    ``next_observations`` are the last of an episode that ran out of time; ``version`` is the
+    policy's that acted.
     """
 
     observations: Observation  # [b]
@@ -349,9 +383,13 @@ class Transitions:
 
     @property
     def labels(self) -> Tensor:
-        """What imitation copies [b h a]: what a person asked for, where that is known, without the noise that was put on
-        it; of everybody else what was sent."""
-        return self.actions if self.proposed is None else torch.where(self.is_human[..., None], self.proposed, self.actions)
+        """What imitation copies [b h a]: what a person asked for, where that is known, without the
+        noise that was put on it; of everybody else what was sent."""
+        return (
+            self.actions
+            if self.proposed is None
+            else torch.where(self.is_human[..., None], self.proposed, self.actions)
+        )
 
 
 def _cat(parts: Iterable[Tensor | None]) -> Tensor:
@@ -363,4 +401,6 @@ def _stacked(rows: Sequence[np.ndarray | None]) -> Tensor | None:
     """Float32 [b …], or None where there is none."""
     if rows[0] is None:
         return None
-    return torch.from_numpy(np.stack([row for row in rows if row is not None]).astype(np.float32, copy=False))
+    return torch.from_numpy(
+        np.stack([row for row in rows if row is not None]).astype(np.float32, copy=False)
+    )

@@ -1,4 +1,5 @@
-"""Two settings side by side: seconds per iteration of RL of a config, and of the same with more overrides, in turns."""
+"""Two settings side by side: seconds per iteration of RL of a config, and of the same with more
+overrides, in turns."""
 
 from __future__ import annotations
 
@@ -40,10 +41,13 @@ def split_overrides(text: str) -> list[str]:
     return re.split(r",(?=[~+]*[\w./@]+=|~)", text)
 
 
-def measure(overrides: Sequence[str], against: Sequence[str], *, iterations: int, rounds: int) -> dict[str, Any]:
-    """Both sides start from one policy (``checkpoint=`` among the overrides, or a short SFT made here) with one seed. In
-    each of ``rounds`` each side goes on by ``iterations`` that count, after one that does not: simulators build their scenes
-    in it, and caches and compiled graphs are filled. Evaluation and the critic's warm-up are off.
+def measure(
+    overrides: Sequence[str], against: Sequence[str], *, iterations: int, rounds: int
+) -> dict[str, Any]:
+    """Both sides start from one policy (``checkpoint=`` among the overrides, or a short SFT made
+    here) with one seed. In each of ``rounds`` each side goes on by ``iterations`` that count, after
+    one that does not: simulators build their scenes in it, and caches and compiled graphs are
+    filled. Evaluation and the critic's warm-up are off.
     """
     words = (list(overrides), [*overrides, *against])
     records: list[list[list[dict[str, Any]]]] = [[], []]  # by side, by round
@@ -55,9 +59,15 @@ def measure(overrides: Sequence[str], against: Sequence[str], *, iterations: int
             records[side].append(_go_on(sides[side], iterations))
         memory = [read_phases(side.run_dir)["peak_memory_bytes"] / 2**30 for side in sides]
     return {
-        "versions": versions(), "start": start, "overrides": words[0], "against": list(against), "iterations": iterations,
-        "rounds": rounds, "peak_memory_gib": memory, **compared(records),
-    }  # fmt: skip
+        "versions": versions(),
+        "start": start,
+        "overrides": words[0],
+        "against": list(against),
+        "iterations": iterations,
+        "rounds": rounds,
+        "peak_memory_gib": memory,
+        **compared(records),
+    }
 
 
 def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
@@ -72,25 +82,33 @@ def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
 
 
 def _require_comparable(plain: RunConfig, changed: RunConfig, against: Sequence[str]) -> None:
-    """Raises `ConfigError` where the two sides cannot start from one policy, or do not differ in anything that RL reads."""
+    """Raises `ConfigError` where the two sides cannot start from one policy, or do not differ in
+    anything that RL reads."""
     named = ",".join(against)
     if (plain.policy_type, plain.checkpoint) != (changed.policy_type, changed.checkpoint):
-        raise ConfigError(f"--against {named}: both sides start from one policy: leave policy.type and checkpoint alone")
+        raise ConfigError(
+            f"--against {named}: both sides start from one policy: leave policy.type "
+            "and checkpoint alone"
+        )
     trees = [configs.to_tree(config) for config in (plain, changed)]
     for tree in trees:
         for key in ("name", "collect", "sft", "evaluate", "policy_changes"):
             tree.pop(key)
     if trees[0] == trees[1]:
         raise ConfigError(
-            f"--against {named} changes nothing that RL of this run reads: name another value, such as "
-            "algorithm.minibatch_size=512"
+            f"--against {named} changes nothing that RL of this run reads: name another value, "
+            "such as algorithm.minibatch_size=512"
         )
 
 
-def make_start(overrides: Sequence[str], sides: Sequence[RunConfig], words: Sequence[Sequence[str]]) -> str:
-    """A policy for both sides to start from, by a short SFT where the config has one; says what it is."""
+def make_start(
+    overrides: Sequence[str], sides: Sequence[RunConfig], words: Sequence[Sequence[str]]
+) -> str:
+    """A policy for both sides to start from, by a short SFT where the config has one; says what
+    it is."""
     config = configs.compose(overrides)
-    if "sft" not in config.phases:  # it starts from a published checkpoint, which each side reads itself
+    # it starts from a published checkpoint, which each side reads itself
+    if "sft" not in config.phases:
         return "as the config says"
     config.output_dir, config.name, config.wandb.mode = sides[0].output_dir, "start", "off"
     config.phases = ["collect", "sft"]
@@ -114,7 +132,8 @@ def _go_on(config: RunConfig, iterations: int) -> list[dict[str, Any]]:
 
 
 def work_of(record: Record) -> dict[str, float]:
-    """How much one iteration had to do. "epochs" are there for algorithms that log them (an early stop ends them)."""
+    """How much one iteration had to do. "epochs" are there for algorithms that log them (an
+    early stop ends them)."""
     episodes = float(record["engine/episodes"])
     work = {
         "episodes": episodes,
@@ -122,27 +141,50 @@ def work_of(record: Record) -> dict[str, float]:
         "decisions": float(record["engine/decisions"]),
         "episodes learned from": episodes * float(record["rollout/learned_share"]),
     }
-    return work | ({"epochs": float(record["ppo/epochs"])} if record.get("ppo/epochs") is not None else {})
+    return work | (
+        {"epochs": float(record["ppo/epochs"])} if record.get("ppo/epochs") is not None else {}
+    )
 
 
 def compared(records: Sequence[Sequence[Sequence[Record]]]) -> dict[str, Any]:
-    """Two sides (each a list of rounds, each a list of iterations): their means, and "against" over "as given".
+    """Two sides (each a list of rounds, each a list of iterations): their means, and "against" over
+    "as given".
 
-    Ratios are None where both sides take next to nothing. "low" and "high" are the smallest and largest ratio of a round.
-    ``equal_work`` names the parts for which both sides had the same to do, within `EQUAL_WORK`.
+    Ratios are None where both sides take next to nothing. "low" and "high" are the smallest and
+    largest ratio of a round. ``equal_work`` names the parts for which both sides had the same to
+    do, within `EQUAL_WORK`.
     """
-    by_round = [[mean_figures([iteration_seconds(r) for r in rows]) for rows in side] for side in records]
+    by_round = [
+        [mean_figures([iteration_seconds(r) for r in rows]) for rows in side] for side in records
+    ]
     plain, changed = (mean_figures(side) for side in by_round)
     work = [mean_figures([work_of(r) for rows in side for r in rows]) for side in records]
     ratios: dict[str, Any] = {}
     for part in (*PARTS, "learn"):
         told = max(plain[part], changed[part]) >= NEGLIGIBLE and plain[part] > 0
-        ratios[part] = over_rounds(*([row[part] for row in side] for side in by_round)) if told else None
-    differences = {unit: work[1][unit] / work[0][unit] - 1.0 for unit in work[0] if unit in work[1] and work[0][unit]}
-    equal = [p for p, units in WORK_OF.items() if all(abs(differences.get(u, 0.0)) <= EQUAL_WORK for u in units)]
+        ratios[part] = (
+            over_rounds(*([row[part] for row in side] for side in by_round)) if told else None
+        )
+    differences = {
+        unit: work[1][unit] / work[0][unit] - 1.0
+        for unit in work[0]
+        if unit in work[1] and work[0][unit]
+    }
+    equal = [
+        p
+        for p, units in WORK_OF.items()
+        if all(abs(differences.get(u, 0.0)) <= EQUAL_WORK for u in units)
+    ]
     sides = {
-        name: {"seconds_per_iteration": seconds, "work_per_iteration": amount, "rounds": rounds, "records": list(rows)}
-        for name, seconds, amount, rounds, rows in zip(SIDES, (plain, changed), work, by_round, records)
+        name: {
+            "seconds_per_iteration": seconds,
+            "work_per_iteration": amount,
+            "rounds": rounds,
+            "records": list(rows),
+        }
+        for name, seconds, amount, rounds, rows in zip(
+            SIDES, (plain, changed), work, by_round, records
+        )
     }
     return {"ratios": ratios, "work_differences": differences, "equal_work": equal, "sides": sides}
 
@@ -150,28 +192,45 @@ def compared(records: Sequence[Sequence[Sequence[Record]]]) -> dict[str, Any]:
 def text(document: Mapping[str, Any]) -> str:
     """The table of `compared`."""
     plain, changed = (document["sides"][name] for name in SIDES)
-    rows: list[Sequence[str]] = [("seconds an iteration", *SIDES, "ratio", "range over rounds", "equal work")]
+    rows: list[Sequence[str]] = [
+        ("seconds an iteration", *SIDES, "ratio", "range over rounds", "equal work")
+    ]
     for part in (*PARTS, "learn"):
-        a, b, ratio = (*(side["seconds_per_iteration"][part] for side in (plain, changed)), document["ratios"][part])
-        shown = (f"{ratio['ratio']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}") if ratio else ("–", "")
+        a, b, ratio = (
+            *(side["seconds_per_iteration"][part] for side in (plain, changed)),
+            document["ratios"][part],
+        )
+        shown = (
+            (f"{ratio['ratio']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}")
+            if ratio
+            else ("–", "")
+        )
         equal = "yes" if part in document["equal_work"] else "no"
         rows.append((_whole(part), f"{a:.2f}", f"{b:.2f}", *shown, equal))
     for unit, a in plain["work_per_iteration"].items():
-        b, difference = changed["work_per_iteration"].get(unit), document["work_differences"].get(unit)
+        b, difference = (
+            changed["work_per_iteration"].get(unit),
+            document["work_differences"].get(unit),
+        )
         if b is not None and difference is not None:
             rows.append((unit, f"{a:.1f}", f"{b:.1f}", f"{difference:+.1%}"))
     a, b = document["peak_memory_gib"]
     rows.append(("peak memory, GiB", f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}"))
     unequal = [_whole(part) for part in WORK_OF if part not in document["equal_work"]]
-    return "\n".join([
-        f"as given: {' '.join(document['overrides']) or 'run=quickstart'} (start: {document['start']})",
-        f"against:  {' '.join(document['against'])}",
-        f"{document['rounds']} rounds of {document['iterations']} iterations a side; ratio: against / as given; memory: of "
-        "this process and all below it",
-        table(rows),
-        f"not at equal work: {', '.join(unequal)}. With algorithm.learning_rate=0 both sides meet the same episodes"
-        if unequal else f"all figures are at equal work (within {EQUAL_WORK:.0%})",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"as given: {' '.join(document['overrides']) or 'run=quickstart'} (start: "
+            f"{document['start']})",
+            f"against:  {' '.join(document['against'])}",
+            f"{document['rounds']} rounds of {document['iterations']} iterations a side; ratio: "
+            "against / as given; memory: of this process and all below it",
+            table(rows),
+            f"not at equal work: {', '.join(unequal)}. With algorithm.learning_rate=0 both sides "
+            "meet the same episodes"
+            if unequal
+            else f"all figures are at equal work (within {EQUAL_WORK:.0%})",
+        ]
+    )
 
 
 def _whole(part: str) -> str:

@@ -1,8 +1,9 @@
-"""`vla-rl bench faults`: a run on a cluster of two Ray nodes, whose processes are killed at random all along.
+"""`vla-rl bench faults`: a run on a cluster of two Ray nodes, whose processes are killed at random
+all along.
 
-Both nodes are on this machine, each a `ray start` of its own. The kills (-9) are spread over the iterations, each at a
-moment after the run has learned since the last one; a run that is ahead of them waits for them (`Counted`), so that none is
-missed on a fast machine. Kinds of what is killed:
+Both nodes are on this machine, each a `ray start` of its own. The kills (-9) are spread over the
+iterations, each at a moment after the run has learned since the last one; a run that is ahead of
+them waits for them (`Counted`), so that none is missed on a fast machine. Kinds of what is killed:
 
     rollout     a rollout actor
     simulator   a worker process of an actor's simulator
@@ -11,8 +12,9 @@ missed on a fast machine. Kinds of what is killed:
     driver      the process of `vla-rl train`, which is then started again by the same command
     node        the second Ray node with all that runs there; another one joins
 
-What was learned from is kept by the reward (`Counted`), whose state is part of each checkpoint: so the last one holds the
-rollout ids of the whole run as it counts, whatever was done twice in between. The same run without kills is the yardstick.
+What was learned from is kept by the reward (`Counted`), whose state is part of each checkpoint: so
+the last one holds the rollout ids of the whole run as it counts, whatever was done twice in
+between. The same run without kills is the yardstick.
 """
 
 from __future__ import annotations
@@ -50,12 +52,24 @@ from vla_rl.storage import load_state
 from vla_rl.types import Trajectory
 
 # What is killed → how its process calls itself.
-ACTORS = {"rollout": "ray::RolloutActor", "inference": "ray::InferenceActor", "rank": "ray::LearnerActor"}
+ACTORS = {
+    "rollout": "ray::RolloutActor",
+    "inference": "ray::InferenceActor",
+    "rank": "ray::LearnerActor",
+}
 KINDS = (*ACTORS, "simulator", "driver", "node")
 DEFAULT = (
-    "run=toy", "cluster=ray", "cluster.mode=async", "cluster.rollouts=2", "cluster.learners=2", "slots.workers=1",
-    "slots.slots_per_worker=8", "rl.episodes_per_iteration=64", "rl.iterations=50", "evaluate.video_episodes=0",
-)  # fmt: skip
+    "run=toy",
+    "cluster=ray",
+    "cluster.mode=async",
+    "cluster.rollouts=2",
+    "cluster.learners=2",
+    "slots.workers=1",
+    "slots.slots_per_worker=8",
+    "rl.episodes_per_iteration=64",
+    "rl.iterations=50",
+    "evaluate.video_episodes=0",
+)
 _POLL = 0.2  # seconds
 _MOMENT = 2.0  # seconds at most, after the run went on and before the next kill
 _PATIENCE = 900.0  # seconds that the run gets to go on
@@ -64,7 +78,8 @@ _ATTEMPTS = 5  # to start a node
 
 @dataclass(frozen=True)
 class CountedConfig:
-    gate: str = ""  # a file that holds how many episodes may be scored so far; more wait. "": no bound
+    # a file that holds how many episodes may be scored so far; more wait. "": no bound
+    gate: str = ""
 
 
 class Counted:
@@ -74,7 +89,9 @@ class Counted:
 
     def __init__(self, config: CountedConfig) -> None:
         self._gate = Path(config.gate) if config.gate else None
-        self._reward = build.implementation("reward", "success")(build.config_class("reward", "success")())
+        self._reward = build.implementation("reward", "success")(
+            build.config_class("reward", "success")()
+        )
         self.ids: list[str] = []
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
@@ -91,20 +108,33 @@ class Counted:
         self.ids = list(state["ids"])
 
 
-def measure(overrides: Sequence[str], kills: int = 24, kinds: Sequence[str] = (), seed: int = 0) -> dict[str, Any]:
-    """Train with and without ``kills`` of ``kinds`` (one that is named twice is twice as frequent; none: all that the run
-    has); tells each. Raises `UserError` where a run does not go on or fails."""
+def measure(
+    overrides: Sequence[str], kills: int = 24, kinds: Sequence[str] = (), seed: int = 0
+) -> dict[str, Any]:
+    """Train with and without ``kills`` of ``kinds`` (one that is named twice is twice as frequent;
+    none: all that the run has); tells each. Raises `UserError` where a run does not go on or
+    fails."""
     given = [*DEFAULT, *overrides, "reward.type=benchmarks.learning.faults:Counted"]
     config = compose(given)
-    absent = {kind for kind, count in (("inference", config.cluster.inference), ("rank", config.cluster.learners),
-                                       ("simulator", config.slots.workers)) if not count}  # fmt: skip
+    absent = {
+        kind
+        for kind, count in (
+            ("inference", config.cluster.inference),
+            ("rank", config.cluster.learners),
+            ("simulator", config.slots.workers),
+        )
+        if not count
+    }
     known = [kind for kind in KINDS if kind not in absent]
     kinds = kinds or known
     if wrong := {*kinds} - {*known}:
         raise UserError(f"--kinds {' '.join(sorted(wrong))}: this run has {', '.join(known)}")
     if kills > (room := (config.rl.iterations - 2) // 2):
-        raise UserError(f"--kills {kills}: rl.iterations={config.rl.iterations} has room for {room}, one in two iterations; "
-                        f"give rl.iterations={2 * kills + 2} or fewer kills")  # fmt: skip
+        raise UserError(
+            f"--kills {kills}: rl.iterations={config.rl.iterations} has room for "
+            f"{room}, one in two iterations; give rl.iterations={2 * kills + 2} or "
+            "fewer kills"
+        )
     expected = config.rl.iterations * config.rl.episodes_per_iteration
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="vla-rl-faults-") as name:
@@ -116,7 +146,11 @@ def measure(overrides: Sequence[str], kills: int = 24, kinds: Sequence[str] = ()
             started = time.perf_counter()
             soak = _Soak([*given, *own, f"name={side}"], Path(name) / side, random.Random(seed))
             done = soak.run(order, config.rl.iterations, config.rl.episodes_per_iteration)
-            found[side] = done | {"seconds": time.perf_counter() - started} | _accounts(Path(name) / side, expected)
+            found[side] = (
+                done
+                | {"seconds": time.perf_counter() - started}
+                | _accounts(Path(name) / side, expected)
+            )
     a, b = found["killed"], found["calm"]
     difference = difference_interval(a["successes"], a["episodes"], b["successes"], b["episodes"])
     return {"overrides": given, **found, "difference": difference}
@@ -130,7 +164,8 @@ def _order(kinds: Sequence[str], count: int, seed: int) -> list[str]:
 
 
 def _accounts(folder: Path, expected: int) -> dict[str, Any]:
-    """What came of a run: episodes that count, of these lost and there twice; held-out success; restarts."""
+    """What came of a run: episodes that count, of these lost and there twice; held-out success;
+    restarts."""
     ids = Counter(load_state(folder / "checkpoints" / "rl" / "training_state")["reward"]["ids"])
     rows = rl_records(folder)
     result = read_json(folder / "eval_rl.json", "")["total"]
@@ -139,10 +174,14 @@ def _accounts(folder: Path, expected: int) -> dict[str, Any]:
         for name, key in (("actors", "restarts"), ("ranks", "learner_restarts"))
     }
     return {
-        "learned_from": len(ids), "lost": expected - len(ids), "twice": sum(count - 1 for count in ids.values()),
+        "learned_from": len(ids),
+        "lost": expected - len(ids),
+        "twice": sum(count - 1 for count in ids.values()),
         "iterations": [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows),
-        "successes": result["successes"], "episodes": result["episodes"], "restarts": restarts,
-    }  # fmt: skip
+        "successes": result["successes"],
+        "episodes": result["episodes"],
+        "restarts": restarts,
+    }
 
 
 class _Soak:
@@ -150,13 +189,23 @@ class _Soak:
 
     def __init__(self, words: Sequence[str], folder: Path, chance: random.Random) -> None:
         self._gate = folder.with_suffix(".gate")
-        self._words, self._folder, self._random = [*words, f"reward.gate={self._gate}"], folder, chance
+        self._words, self._folder, self._random = (
+            [*words, f"reward.gate={self._gate}"],
+            folder,
+            chance,
+        )
         self._kills: list[dict[str, Any]] = []
 
     def run(self, order: Sequence[str], iterations: int, episodes: int) -> dict[str, Any]:
         """Kill ``order`` over ``iterations`` of ``episodes`` each."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+        }
+        environment |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         with contextlib.ExitStack() as stack:
             self._nodes = Nodes(environment, stack)
             driver = self._driver = self._begin(environment, stack)
@@ -179,9 +228,16 @@ class _Soak:
     def _allow(self, episodes: int) -> None:
         write_json(self._gate, episodes)
 
-    def _begin(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> subprocess.Popen:
+    def _begin(
+        self, environment: Mapping[str, str], stack: contextlib.ExitStack
+    ) -> subprocess.Popen:
         self._folder.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "train"]
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from vla_rl.cli import main; sys.exit(main())",
+            "train",
+        ]
         log = stack.enter_context(self._log.open("a"))
         words = [*self._words, f"cluster.address={self._nodes.address}"]
         driver = subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
@@ -196,7 +252,8 @@ class _Soak:
         return "\n".join(self._log.read_text().splitlines()[-20:])
 
     def _steps(self) -> int:
-        """Iterations that are in the metrics; a run that goes on from a checkpoint may have fewer than before."""
+        """Iterations that are in the metrics; a run that goes on from a checkpoint may have
+        fewer than before."""
         try:
             rows = rl_records(self._folder)
         except (OSError, ValueError, UserError):  # being written anew
@@ -207,7 +264,10 @@ class _Soak:
         deadline = time.monotonic() + _PATIENCE
         while self._steps() < step and self._driver.poll() is None:
             if time.monotonic() > deadline:
-                raise UserError(f"the run did not get to iteration {step} within {_PATIENCE:g} s: {self._tail()}")
+                raise UserError(
+                    f"the run did not get to iteration {step} within {_PATIENCE:g} s: "
+                    f"{self._tail()}"
+                )
             time.sleep(_POLL)
         return self._steps()
 
@@ -231,17 +291,24 @@ class _Soak:
         if kind == "node":
             return [self._nodes.second.pid]
         below = {pid: _command(pid) for node in self._nodes.pids for pid in _below(node)}
-        actors = [pid for pid, words in below.items() if words.startswith(ACTORS.get(kind, ACTORS["rollout"]))]
+        actors = [
+            pid
+            for pid, words in below.items()
+            if words.startswith(ACTORS.get(kind, ACTORS["rollout"]))
+        ]
         if kind in ACTORS:
             return actors
-        return [pid for actor in actors for pid in _below(actor) if "spawn_main" in below.get(pid, "")]
+        return [
+            pid for actor in actors for pid in _below(actor) if "spawn_main" in below.get(pid, "")
+        ]
 
 
 class Nodes:
     """Two nodes of Ray on this machine. They end with ``stack``."""
 
     def __init__(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> None:
-        self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack  # as urgent as the driver
+        # as urgent as the driver
+        self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
@@ -259,9 +326,19 @@ class Nodes:
         self.second = self._start(f"--address={self.address}")
 
     def _start(self, *words: str) -> subprocess.Popen:
-        """A node that is up. Ray gives up on one that takes half a minute, which a busy machine may need: then once more."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats",
-                   f"--object-store-memory={128 << 20}", *words]  # fmt: skip
+        """A node that is up. Ray gives up on one that takes half a minute, which a busy machine
+        may need: then once more."""
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--num-cpus=1",
+            "--disable-usage-stats",
+            f"--object-store-memory={128 << 20}",
+            *words,
+        ]
         for _ in range(_ATTEMPTS):
             log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - the stack closes it
             self._stack.callback(log.close)
@@ -273,7 +350,9 @@ class Nodes:
                     return node
                 time.sleep(0.5)
         log.seek(0)
-        raise UserError(f"'{' '.join(command[3:])}' did not start a node of Ray here:\n{log.read()}")
+        raise UserError(
+            f"'{' '.join(command[3:])}' did not start a node of Ray here:\n{log.read()}"
+        )
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -291,7 +370,9 @@ def _below(pid: int) -> list[int]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -302,11 +383,16 @@ def text(document: Mapping[str, Any]) -> str:
         d = document[side]
         low, high = wilson_interval(d["successes"], d["episodes"])
         lines.append(
-            f"{side:<6}  {sum(d['counts'].values()):>3} kills  {d['learned_from']} episodes learned from, {d['lost']} lost, "
-            f"{d['twice']} twice; restarts: {json.dumps(d['restarts'])}; held-out success "
-            f"{d['successes'] / d['episodes']:.0%} ({low:.0%} to {high:.0%}); {d['seconds']:.0f} s"
+            f"{side:<6}  {sum(d['counts'].values()):>3} kills  {d['learned_from']} episodes "
+            f"learned from, {d['lost']} lost, {d['twice']} twice; restarts: "
+            f"{json.dumps(d['restarts'])}; held-out success {d['successes'] / d['episodes']:.0%} "
+            f"({low:.0%} to {high:.0%}); {d['seconds']:.0f} s"
         )
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(document["killed"]["counts"].items()))
+    counts = ", ".join(
+        f"{count} {kind}" for kind, count in sorted(document["killed"]["counts"].items())
+    )
     low, high = document["difference"]
-    lines.append(f"killed: {counts}. Success with kills less that without: {low:+.0%} to {high:+.0%} (95 %)")
+    lines.append(
+        f"killed: {counts}. Success with kills less that without: {low:+.0%} to {high:+.0%} (95 %)"
+    )
     return "\n".join(lines)

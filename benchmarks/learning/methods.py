@@ -1,4 +1,5 @@
-"""`vla-rl bench learn --start`: several methods of RL from one start, each in a run folder of its own, side by side."""
+"""`vla-rl bench learn --start`: several methods of RL from one start, each in a run folder of
+its own, side by side."""
 
 from __future__ import annotations
 
@@ -25,14 +26,21 @@ from vla_rl.run.pipeline import plan, run_pipeline
 PHASES = ["eval_sft", "rl", "eval_rl", "report"]
 # Keys that the command sets itself, and by what.
 _CHOSEN = {
-    "checkpoint": "--start", "policy": "--start", "seed": "--seeds", "output_dir": "--out", "name": "--out",
-    "algorithm": "--methods", "actor": "--methods", "phases": "itself (eval_sft, rl, eval_rl, report)",
-}  # fmt: skip
+    "checkpoint": "--start",
+    "policy": "--start",
+    "seed": "--seeds",
+    "output_dir": "--out",
+    "name": "--out",
+    "algorithm": "--methods",
+    "actor": "--methods",
+    "phases": "itself (eval_sft, rl, eval_rl, report)",
+}
 
 
 @dataclass(frozen=True)
 class Method:
-    """``run``: the preset of a whole run; ``algorithm``: the preset that goes onto another run instead."""
+    """``run``: the preset of a whole run; ``algorithm``: the preset that goes onto another run
+    instead."""
 
     run: str
     algorithm: str
@@ -50,14 +58,22 @@ METHODS = {
 
 
 def measure(
-    start: Path, methods: Sequence[str], overrides: Sequence[str] = (), *, seeds: Sequence[int], level: float, out: Path,
+    start: Path,
+    methods: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    seeds: Sequence[int],
+    level: float,
+    out: Path,
     figure: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run every method with every seed from the policy ``start``, then read the runs; the same call resumes.
+) -> dict[str, Any]:
+    """Run every method with every seed from the policy ``start``, then read the runs; the same call
+    resumes.
 
-    The runs lie in ``out``/METHOD/seed_N. Each takes its quickstart's preset, or with ``run=NAME`` among the overrides that
-    run with the method's algorithm. A run that diverges does not keep the others. Raises `UserError` before the first run
-    for a method that does not fit the start, or lacks the demonstrations that it needs.
+    The runs lie in ``out``/METHOD/seed_N. Each takes its quickstart's preset, or with ``run=NAME``
+    among the overrides that run with the method's algorithm. A run that diverges does not keep the
+    others. Raises `UserError` before the first run for a method that does not fit the start, or
+    lacks the demonstrations that it needs.
     """
     require_level(level)
     _require_once("--methods", methods)
@@ -73,7 +89,11 @@ def measure(
         except TrainingDiverged as error:
             diverged[str(config.run_dir)] = str(error)
             say(f"{config.run_dir} diverged: {error}")
-    begun = [c.run_dir for c in runs if any(r["phase"] == "rl" for r in read_metrics(c.run_dir / METRICS_FILE))]
+    begun = [
+        c.run_dir
+        for c in runs
+        if any(r["phase"] == "rl" for r in read_metrics(c.run_dir / METRICS_FILE))
+    ]
     return made_runs.measure(begun, level, figure) | {"start": str(start), "diverged": diverged}
 
 
@@ -84,14 +104,18 @@ def method_runs(
     _require_names(methods, overrides)
     kind = _kind(start)
     shown = _demonstrations(start)
-    runs = {name: [_config(start, name, overrides, seed, out, shown) for seed in seeds] for name in methods}
+    runs = {
+        name: [_config(start, name, overrides, seed, out, shown) for seed in seeds]
+        for name in methods
+    }
     for name, (config, *_) in runs.items():
         with _named(name):
             build.require_fit(config.algorithm_type, kind, config.actor_type)
         if METHODS[name].shown and config.algorithm.demonstration_share and not config.dataset:
             raise ConfigError(
-                f"--methods {name} learns from demonstrations, and there are none beside {start}: give dataset=FOLDER (a "
-                f"LeRobotDataset, such as the dataset of the start's own run), or leave {name} out"
+                f"--methods {name} learns from demonstrations, and there are none beside {start}: "
+                "give dataset=FOLDER (a LeRobotDataset, such as the dataset of the start's own "
+                f"run), or leave {name} out"
             )
     for config in (config for of_method in runs.values() for config in of_method):
         plan(config)
@@ -106,9 +130,15 @@ def method_runs(
     return [config for of_method in runs.values() for config in of_method]
 
 
-def _config(start: Path, name: str, overrides: Sequence[str], seed: int, out: Path, shown: Path | None) -> RunConfig:
+def _config(
+    start: Path, name: str, overrides: Sequence[str], seed: int, out: Path, shown: Path | None
+) -> RunConfig:
     method = _preset(name, start)
-    own = [f"algorithm={method.algorithm}"] if any(_key(o) == "run" for o in overrides) else [f"run={method.run}"]
+    own = (
+        [f"algorithm={method.algorithm}"]
+        if any(_key(o) == "run" for o in overrides)
+        else [f"run={method.run}"]
+    )
     config = configs.compose([*own, *overrides])
     config.checkpoint, config.phases, config.seed = str(start), list(PHASES), seed
     config.output_dir, config.name = str(out), f"{name}/seed_{seed}"
@@ -131,8 +161,8 @@ def _kind(start: Path) -> str:
     kind = read_json(existing_checkpoint(start) / CONFIG, "name another checkpoint")["policy_type"]
     if kind in build.names("actor"):
         raise ConfigError(
-            f"--start {start} holds an actor ({kind}) on top of a policy: name the checkpoint of the policy beneath it, "
-            f"such as outputs/quickstart/checkpoints/sft"
+            f"--start {start} holds an actor ({kind}) on top of a policy: name the checkpoint of "
+            "the policy beneath it, such as outputs/quickstart/checkpoints/sft"
         )
     return kind
 
@@ -149,12 +179,15 @@ def _require_names(methods: Sequence[str], overrides: Sequence[str]) -> None:
         close = difflib.get_close_matches(unknown[0], METHODS, n=1) if unknown else []
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ConfigError(
-            f"--methods {','.join(methods) or '(none)'}: {f'there is no {unknown[0]!r}. ' if unknown else ''}Choose from "
+            f"--methods {','.join(methods) or '(none)'}: "
+            f"{f'there is no {unknown[0]!r}. ' if unknown else ''}Choose from "
             f"{','.join(METHODS)}.{hint}"
         )
     for text in overrides:
         if _key(text) in _CHOSEN:
-            raise ConfigError(f"{text}: a comparison of methods sets this by {_CHOSEN[_key(text)]}; leave it out")
+            raise ConfigError(
+                f"{text}: a comparison of methods sets this by {_CHOSEN[_key(text)]}; leave it out"
+            )
 
 
 def _require_once(option: str, given: Sequence[Any]) -> None:
@@ -172,4 +205,6 @@ def _named(method: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"--methods {method} does not fit this start: {error}; or leave {method} out") from error
+        raise ConfigError(
+            f"--methods {method} does not fit this start: {error}; or leave {method} out"
+        ) from error

@@ -1,7 +1,8 @@
 """How soon runs reached a success rate, and where their seconds went: read from their folders.
 
-Held-out evaluation is no part of learning: its seconds are counted apart. Seconds come from ``metrics.jsonl`` (see
-``docs/reference/metrics.md``), so a run that was interrupted counts only what it kept.
+Held-out evaluation is no part of learning: its seconds are counted apart. Seconds come from
+``metrics.jsonl`` (see ``docs/reference/metrics.md``), so a run that was interrupted counts only
+what it kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ Record = Mapping[str, Any]
 
 
 def iteration_seconds(record: Record) -> dict[str, float]:
-    """Seconds of one iteration of RL: `PARTS`, "learn" (their sum) and "evaluate", which is no part of it.
+    """Seconds of one iteration of RL: `PARTS`, "learn" (their sum) and "evaluate", which is no part
+    of it.
 
-    "simulate" is the wait for the env, "act" the policy in rollouts, "update" what learning took besides training a
-    separate critic, "rest" bookkeeping and checkpoints. Of runs from before ``time/iteration`` was logged the time between
-    rollouts, scoring and learning is not known.
+    "simulate" is the wait for the env, "act" the policy in rollouts, "update" what learning took
+    besides training a separate critic, "rest" bookkeeping and checkpoints. Of runs from before
+    ``time/iteration`` was logged the time between rollouts, scoring and learning is not known.
     """
 
     def logged(key: str) -> float:
@@ -46,7 +48,11 @@ def iteration_seconds(record: Record) -> dict[str, float]:
         "update": logged("time/update") - critic,
         "critic": critic,
     }
-    return parts | {"rest": max(0.0, learn - sum(parts.values())), "learn": learn, "evaluate": evaluate}
+    return parts | {
+        "rest": max(0.0, learn - sum(parts.values())),
+        "learn": learn,
+        "evaluate": evaluate,
+    }
 
 
 @dataclass(frozen=True)
@@ -64,22 +70,32 @@ def rl_records(run: Path) -> list[dict[str, Any]]:
     """The iterations of a run's phase rl, in order. Raises `UserError` where there are none."""
     rows = [r for r in read_metrics(run / METRICS_FILE) if r["phase"] == "rl"]
     if not rows:
-        raise UserError(f"{run} has no iterations of RL in its {METRICS_FILE}: name a run folder whose phase rl has begun")
+        raise UserError(
+            f"{run} has no iterations of RL in its {METRICS_FILE}: name a run folder "
+            "whose phase rl has begun"
+        )
     return rows
 
 
-def learning_curve(rows: Sequence[Record], before: float | None, after: float | None, judged: int = 0) -> list[Point]:
+def learning_curve(
+    rows: Sequence[Record], before: float | None, after: float | None, judged: int = 0
+) -> list[Point]:
     """Held-out success over the course of RL.
 
-    ``eval/success`` of an iteration was measured before its episodes. ``before`` and ``after`` are the success of the
-    starting policy and of the last one, as the phases eval_sft and eval_rl measured them (None: they did not). ``judged``
-    episodes were spent before on judging a learned reward; they count.
+    ``eval/success`` of an iteration was measured before its episodes. ``before`` and ``after`` are
+    the success of the starting policy and of the last one, as the phases eval_sft and eval_rl
+    measured them (None: they did not). ``judged`` episodes were spent before on judging a learned
+    reward; they count.
     """
-    points = [] if before is None or "eval/success" in rows[0] else [Point(0, judged, 0, 0.0, before)]
+    points = (
+        [] if before is None or "eval/success" in rows[0] else [Point(0, judged, 0, 0.0, before)]
+    )
     episodes, steps, seconds = judged, 0, 0.0
     for row in rows:
         if row.get("eval/success") is not None:
-            points.append(Point(int(row["step"]) - 1, episodes, steps, seconds, float(row["eval/success"])))
+            points.append(
+                Point(int(row["step"]) - 1, episodes, steps, seconds, float(row["eval/success"]))
+            )
         episodes, steps = judged + int(row.get("episodes") or 0), int(row.get("control_steps") or 0)
         seconds += iteration_seconds(row)["learn"]
     if after is not None:
@@ -88,7 +104,8 @@ def learning_curve(rows: Sequence[Record], before: float | None, after: float | 
 
 
 def learning_of(run: Path, level: float) -> dict[str, Any]:
-    """What a run folder says of its speed of learning, JSON-ready. Raises `UserError` where its RL has not begun."""
+    """What a run folder says of its speed of learning, JSON-ready. Raises `UserError` where its
+    RL has not begun."""
     rows, phases = rl_records(run), _read(run / "phases.json")
     seconds = [iteration_seconds(row) for row in rows]
 
@@ -105,7 +122,9 @@ def learning_of(run: Path, level: float) -> dict[str, Any]:
         **_configured(run),
         "episodes": judged + int(rows[-1].get("episodes") or 0),
         "learn_seconds": sum(s["learn"] for s in seconds),
-        "evaluate_seconds": sum(s["evaluate"] for s in seconds) if all("time/iteration" in r for r in rows) else None,
+        "evaluate_seconds": sum(s["evaluate"] for s in seconds)
+        if all("time/iteration" in r for r in rows)
+        else None,
         "curve": [asdict(point) for point in curve],
         "reached": None if at is None else asdict(curve[at]),
         "below_before": asdict(curve[at - 1]) if at else None,
@@ -119,8 +138,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _configured(run: Path) -> dict[str, Any]:
-    """What the run's config says: ``rl.iterations``, algorithm and actor (None: not known). It is read as plain YAML, since
-    its plug-ins may not be importable here."""
+    """What the run's config says: ``rl.iterations``, algorithm and actor (None: not known). It is
+    read as plain YAML, since its plug-ins may not be importable here."""
     import yaml
 
     path = run / "config.yaml"
@@ -134,33 +153,49 @@ def _configured(run: Path) -> dict[str, Any]:
         return values.get(key) if isinstance(values, dict) else None
 
     return {
-        "planned_iterations": at("rl", "iterations"), "algorithm": at("algorithm", "type"), "actor": at("actor", "type"),
-    }  # fmt: skip
+        "planned_iterations": at("rl", "iterations"),
+        "algorithm": at("algorithm", "type"),
+        "actor": at("actor", "type"),
+    }
 
 
 def require_level(level: float) -> None:
     """Raise `ConfigError` unless ``level`` is a success rate that can be reached."""
     if not 0.0 < level <= 1.0:
-        raise ConfigError(f"--level {level} is no success rate: give a number above 0 and at most 1, such as 0.8")
+        raise ConfigError(
+            f"--level {level} is no success rate: give a number above 0 and at most 1, such as 0.8"
+        )
 
 
 def measure(runs: Sequence[Path], level: float, figure: Path | None = None) -> dict[str, Any]:
-    """`learning_of` each run, which ran on what ``hardware`` and ``commit`` say; as curves on a page ``figure`` too."""
+    """`learning_of` each run, which ran on what ``hardware`` and ``commit`` say; as curves on a
+    page ``figure`` too."""
     require_level(level)
     if not runs:
-        raise UserError("name run folders (vla-rl bench learn outputs/quickstart), or compare two settings with --against")
-    found, made = [learning_of(run, level) for run in runs], [_read(run / "versions.json") for run in runs]
+        raise UserError(
+            "name run folders (vla-rl bench learn outputs/quickstart), or compare two "
+            "settings with --against"
+        )
+    found, made = (
+        [learning_of(run, level) for run in runs],
+        [_read(run / "versions.json") for run in runs],
+    )
     if figure is not None:
         write_figure(figure, found, level)
         print(f"figure: {figure}")
-    origin = {"hardware": [hardware(each) for each in made], "commit": [each.get("git_commit", "") for each in made]}
+    origin = {
+        "hardware": [hardware(each) for each in made],
+        "commit": [each.get("git_commit", "") for each in made],
+    }
     joined = {name: "; ".join(filter(None, dict.fromkeys(texts))) for name, texts in origin.items()}
     return {**joined, "level": level, "rule": RULE, "runs": found}
 
 
 def text(document: Mapping[str, Any]) -> str:
     runs, level = document["runs"], document["level"]
-    lines = [run_text(run, level) for run in runs] + ([side_by_side(runs, level)] if len(runs) > 1 else [])
+    lines = [run_text(run, level) for run in runs] + (
+        [side_by_side(runs, level)] if len(runs) > 1 else []
+    )
     return "\n".join([*lines, f"reached: {RULE}; evaluation is no part of the learning time"])
 
 
@@ -168,28 +203,40 @@ def run_text(figures: Mapping[str, Any], level: float) -> str:
     """`learning_of` in plain words."""
     planned, evaluate = figures["planned_iterations"], figures["evaluate_seconds"]
     of = f" of {planned}" if planned not in (None, figures["iterations"]) else ""
-    apart = "evaluation not timed then" if evaluate is None else f"evaluation {evaluate:.1f} s apart"
+    apart = (
+        "evaluation not timed then" if evaluate is None else f"evaluation {evaluate:.1f} s apart"
+    )
     lines = [
-        f"{figures['run']}: {figures['iterations']}{of} iterations of RL, {figures['episodes']} episodes, "
-        f"{figures['learn_seconds']:.1f} s of learning ({apart})",
+        f"{figures['run']}: {figures['iterations']}{of} iterations of RL, {figures['episodes']} "
+        f"episodes, {figures['learn_seconds']:.1f} s of learning ({apart})",
         f"  {level:.0%} {_reached_text(figures)}",
     ]
     curve = ", ".join(f"{p['iteration']}: {p['success']:.0%}" for p in figures["curve"])
     lines += [f"  held-out success by iteration: {curve}"] if curve else []
     mean = figures["seconds_per_iteration"]
-    shares = [f"{name} {mean[name]:.2f} s ({mean[name] / max(mean['learn'], 1e-9):.0%})" for name in PARTS]
-    return "\n".join([*lines, f"  a mean iteration takes {mean['learn']:.2f} s: {', '.join(shares)}"])
+    shares = [
+        f"{name} {mean[name]:.2f} s ({mean[name] / max(mean['learn'], 1e-9):.0%})" for name in PARTS
+    ]
+    return "\n".join(
+        [*lines, f"  a mean iteration takes {mean['learn']:.2f} s: {', '.join(shares)}"]
+    )
 
 
 def _reached_text(figures: Mapping[str, Any]) -> str:
     point, below = figures["reached"], figures["below_before"]
     if not figures["curve"]:
-        return "unknown: this run was not evaluated on held-out episodes yet (rl.eval_every, phase eval_rl)"
+        return (
+            "unknown: this run was not evaluated on held-out episodes yet (rl.eval_every, phase "
+            "eval_rl)"
+        )
     if point is None:
         return f"not reached in {figures['episodes']} episodes"
     if not point["iteration"]:
         return "reached by the starting policy"
-    text = f"reached after {point['seconds']:.1f} s and {point['episodes']} episodes (iteration {point['iteration']})"
+    text = (
+        f"reached after {point['seconds']:.1f} s and {point['episodes']} episodes (iteration "
+        f"{point['iteration']})"
+    )
     if below is None:
         return f"{text}, its first evaluation"
     return f"{text}; still below after {below['seconds']:.1f} s and {below['episodes']} episodes"

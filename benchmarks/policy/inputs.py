@@ -8,8 +8,11 @@ import torch
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 
-def bench_embodiment(camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8) -> EmbodimentSpec:
-    """An arm of common shape to measure with: ``cameras`` square views, position and rotation deltas, a gripper."""
+def bench_embodiment(
+    camera_size: int = 84, cameras: int = 2, action_dim: int = 7, proprio_dim: int = 8
+) -> EmbodimentSpec:
+    """An arm of common shape to measure with: ``cameras`` square views, position and rotation
+    deltas, a gripper."""
     names = (*(f"delta_{i}" for i in range(action_dim - 1)), "gripper")
     return EmbodimentSpec(
         name="bench_arm",
@@ -31,9 +34,13 @@ def bench_observation(embodiment: EmbodimentSpec, batch: int, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     return Observation(
         images={
-            c.name: torch.from_numpy(rng.integers(0, 256, (batch, c.height, c.width, 3), dtype=np.uint8))
+            c.name: torch.from_numpy(
+                rng.integers(0, 256, (batch, c.height, c.width, 3), dtype=np.uint8)
+            )
             for c in embodiment.cameras
         },
-        proprio=torch.from_numpy(rng.normal(size=(batch, embodiment.proprio_dim)).astype(np.float32)),
+        proprio=torch.from_numpy(
+            rng.normal(size=(batch, embodiment.proprio_dim)).astype(np.float32)
+        ),
         instruction=("pick up the red cube and put it into the bowl",) * batch,
     )

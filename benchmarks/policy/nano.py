@@ -1,4 +1,5 @@
-"""How fast a `NanoVLA` is on this machine: latency of `act` by batch size, samples/s of updates; other heads beside it."""
+"""How fast a `NanoVLA` is on this machine: latency of `act` by batch size, samples/s of updates;
+other heads beside it."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ def measure(
 ) -> dict[str, Any]:
     """The preset with config ``changes`` applied.
 
-    Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th, 95th and 99th
-    percentile over ``repeats`` calls. An update is imitation loss, backward and AdamW. ``compiled`` measures the heads with
-    `torch.compile` too.
+    Latencies are milliseconds per call of `act` (sampled, seeded, host to host), given as 50th,
+    95th and 99th percentile over ``repeats`` calls. An update is imitation loss, backward and
+    AdamW. ``compiled`` measures the heads with `torch.compile` too.
     """
     config = preset(preset_name, **changes)
     embodiment = bench_embodiment()
@@ -43,7 +44,11 @@ def measure(
         "threads": torch.get_num_threads(),
         "bfloat16": policy.uses_bfloat16(),
         "parameters": policy.num_parameters(),
-        "tokens": {"image": sum(policy.camera_tokens), "sequence": policy.sequence_length, "actions": policy.slots},
+        "tokens": {
+            "image": sum(policy.camera_tokens),
+            "sequence": policy.sequence_length,
+            "actions": policy.slots,
+        },
         "act_ms": {},
     }
 
@@ -57,7 +62,8 @@ def measure(
     if train_updates:
         result["train"] = _training(policy, train_batch, train_updates)
     result["heads"] = denoising.measure(embodiment, preset_name, device=device, compiled=compiled)
-    if preset_name == "nano":  # autoregressive decoding of the big models' layout, at the same small scale
+    # autoregressive decoding of the big models' layout, at the same small scale
+    if preset_name == "nano":
         result["decoding"] = openvla.decoding(embodiment, "nano", device=device)
     return result
 
@@ -88,16 +94,28 @@ def _seconds(call: Callable[[], Any], repeats: int) -> list[float]:
 def text(result: Mapping[str, Any]) -> str:
     tokens, train = result["tokens"], result.get("train")
     lines = [
-        f"{result['preset']}: {result['parameters'] / 1e6:.2f} M parameters, {tokens['sequence']} tokens "
-        f"({tokens['image']} image, {tokens['actions']} action positions), {result['device']}, "
-        f"{result['threads']} threads, {'bfloat16' if result['bfloat16'] else 'float32'}",
-        table([("batch", "p50 ms", "p95 ms", "p99 ms", "rows/s"), *(
-            (batch, *(f"{row[level]:.2f}" for level in ("p50", "p95", "p99")), f"{row['rows_per_second']:.0f}")
-            for batch, row in result["act_ms"].items()
-        )]),
-    ]  # fmt: skip
+        f"{result['preset']}: {result['parameters'] / 1e6:.2f} M parameters, {tokens['sequence']} "
+        f"tokens ({tokens['image']} image, {tokens['actions']} action positions), "
+        f"{result['device']}, {result['threads']} threads, "
+        f"{'bfloat16' if result['bfloat16'] else 'float32'}",
+        table(
+            [
+                ("batch", "p50 ms", "p95 ms", "p99 ms", "rows/s"),
+                *(
+                    (
+                        batch,
+                        *(f"{row[level]:.2f}" for level in ("p50", "p95", "p99")),
+                        f"{row['rows_per_second']:.0f}",
+                    )
+                    for batch, row in result["act_ms"].items()
+                ),
+            ]
+        ),
+    ]
     if train:
-        lines.append(f"supervised update: {train['ms_per_update']:.0f} ms for {train['batch']:.0f} samples, "
-                     f"{train['samples_per_second']:.0f} samples/s")  # fmt: skip
+        lines.append(
+            f"supervised update: {train['ms_per_update']:.0f} ms for {train['batch']:.0f} "
+            f"samples, {train['samples_per_second']:.0f} samples/s"
+        )
     lines.append(denoising.text(result["heads"]))
     return "\n".join([*lines, *([openvla.text(result)] if "decoding" in result else [])])

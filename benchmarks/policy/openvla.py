@@ -1,4 +1,5 @@
-"""Decoding and training speed of OpenVLA with random weights, against the plain form of the same model in the same run."""
+"""Decoding and training speed of OpenVLA with random weights, against the plain form of the same
+model in the same run."""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
-def random_policy(embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any) -> OpenVLA:
+def random_policy(
+    embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any
+) -> OpenVLA:
     """A policy with random weights on ``device``, in bfloat16 at the 7B size."""
     large = {"weights": "bfloat16"} if architecture == "7b" else {"precision": "float32"}
-    config = OpenVLAConfig(**{"architecture": architecture, "image_path": "bicubic", **large, **options})
+    config = OpenVLAConfig(
+        **{"architecture": architecture, "image_path": "bicubic", **large, **options}
+    )
     stats = VectorStats.from_bounds(embodiment.action_low, embodiment.action_high).to_dict()
     proprio = VectorStats.identity(embodiment.proprio_dim).to_dict()
     policy = OpenVLA.from_statistics(config, embodiment, stats, proprio, seed=0, device=device)
@@ -50,7 +55,8 @@ class OnlyActions:
 
 @torch.no_grad()
 def generate_tokens(policy: OpenVLA, llama: Any, observation: Observation) -> torch.Tensor:
-    """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of autoregressive `OpenVLA.act`.
+    """Greedy action tokens int64 [b n] by transformers' ``generate``: the plain form of
+    autoregressive `OpenVLA.act`.
 
     ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length.
     """
@@ -74,10 +80,14 @@ def generate_tokens(policy: OpenVLA, llama: Any, observation: Observation) -> to
 
 
 @torch.no_grad()
-def tokens_without_reuse(policy: OpenVLA, llama: LlamaForCausalLM, observation: Observation) -> torch.Tensor:
-    """Greedy action tokens int64 [b n] by transformers' forward over the whole sequence for every token.
+def tokens_without_reuse(
+    policy: OpenVLA, llama: LlamaForCausalLM, observation: Observation
+) -> torch.Tensor:
+    """Greedy action tokens int64 [b n] by transformers' forward over the whole sequence for every
+    token.
 
-    ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length. Images pass the vision towers once.
+    ``llama`` is the policy's `stock_llama`. The prompts of the batch need one length. Images pass
+    the vision towers once.
     """
     first, bins = policy.architecture.first_action_id, policy.architecture.action_bins
     tokens = []
@@ -95,38 +105,56 @@ def measure(architecture: str, *, device: str = "cpu") -> dict[str, Any]:
     cuda = device.startswith("cuda")
     if architecture == "7b" and not cuda:
         raise ConfigError(
-            f"--preset openvla-7b on device {device}: 7.5 billion weights need a GPU. Use --device cuda, or --dry-run for "
-            "its memory"
+            f"--preset openvla-7b on device {device}: 7.5 billion weights need a GPU. Use --device "
+            "cuda, or --dry-run for its memory"
         )
     embodiment = bench_embodiment(256 if architecture == "7b" else 84)
     document: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu"}
     document["decoding"] = decoding(embodiment, architecture, device=device)
-    return document | ({"training": training(embodiment, architecture, device=device)} if cuda else {})
+    return document | (
+        {"training": training(embodiment, architecture, device=device)} if cuda else {}
+    )
 
 
 def decoding(
-    embodiment: EmbodimentSpec, architecture: str = "nano", *, batch_sizes: Sequence[int] = (1, 8, 32), repeats: int = 5,
+    embodiment: EmbodimentSpec,
+    architecture: str = "nano",
+    *,
+    batch_sizes: Sequence[int] = (1, 8, 32),
+    repeats: int = 5,
     device: str = "cpu",
-) -> dict[str, Any]:  # fmt: skip
-    """Seconds a decision of autoregressive (7 tokens, one control step) and parallel decoding (56 tokens, eight steps).
+) -> dict[str, Any]:
+    """Seconds a decision of autoregressive (7 tokens, one control step) and parallel decoding (56
+    tokens, eight steps).
 
-    Two plain forms of the autoregressive one: "no_reuse" runs the whole sequence through the language model for every token;
-    "one_row" is transformers' ``generate``, which reuses the prefix, but row by row, as upstream runs its models.
-    Variants take turns within each repeat. ``equal`` says whether all forms chose the same tokens.
+    Two plain forms of the autoregressive one: "no_reuse" runs the whole sequence through the
+    language model for every token; "one_row" is transformers' ``generate``, which reuses the
+    prefix, but row by row, as upstream runs its models. Variants take turns within each repeat.
+    ``equal`` says whether all forms chose the same tokens.
     """
-    one_step = random_policy(embodiment, architecture, device, decoding="autoregressive", chunk_length=1)
+    one_step = random_policy(
+        embodiment, architecture, device, decoding="autoregressive", chunk_length=1
+    )
     parallel = random_policy(embodiment, architecture, device, chunk_length=8)
     llama = stock_llama(one_step.language_model)
-    result: dict[str, Any] = {"architecture": architecture, "parameters": one_step.num_parameters(), "batches": {}}
+    result: dict[str, Any] = {
+        "architecture": architecture,
+        "parameters": one_step.num_parameters(),
+        "batches": {},
+    }
     for batch in batch_sizes:
         observation = bench_observation(embodiment, batch)
         tokens: dict[str, torch.Tensor] = {}
 
         def cached(o: Observation = observation, kept: dict = tokens) -> None:
-            kept["cached"] = one_step.act(o, deterministic=True).replay["action_tokens"].flatten(1).long().cpu()
+            kept["cached"] = (
+                one_step.act(o, deterministic=True).replay["action_tokens"].flatten(1).long().cpu()
+            )
 
         def rows(o: Observation = observation, kept: dict = tokens) -> None:
-            kept["one_row"] = torch.cat([generate_tokens(one_step, llama, o[i : i + 1]) for i in range(len(o))]).cpu()
+            kept["one_row"] = torch.cat(
+                [generate_tokens(one_step, llama, o[i : i + 1]) for i in range(len(o))]
+            ).cpu()
 
         def again(o: Observation = observation, kept: dict = tokens) -> None:
             kept["no_reuse"] = tokens_without_reuse(one_step, llama, o).cpu()
@@ -134,36 +162,66 @@ def decoding(
         def at_once(o: Observation = observation) -> None:
             parallel.act(o, deterministic=True).chunk.actions.cpu()
 
-        calls: dict[str, Callable[[], None]] = {"cached": cached, "no_reuse": again, "one_row": rows, "parallel": at_once}
+        calls: dict[str, Callable[[], None]] = {
+            "cached": cached,
+            "no_reuse": again,
+            "one_row": rows,
+            "parallel": at_once,
+        }
         with torch.inference_mode():
             took = take_turns(calls, repeats)
-        row: dict[str, Any] = {f"{name}_ms": 1e3 * statistics.median(t.wall for t in found) for name, found in took.items()}
-        row["equal"] = all(torch.equal(tokens["cached"], tokens[name]) for name in ("no_reuse", "one_row"))
-        row |= {f"ratio_{name}": row[f"{name}_ms"] / row["cached_ms"] for name in ("no_reuse", "one_row")}
-        row["decisions_per_second"] = {n: batch / row[f"{n}_ms"] * 1e3 for n in ("cached", "parallel")}
+        row: dict[str, Any] = {
+            f"{name}_ms": 1e3 * statistics.median(t.wall for t in found)
+            for name, found in took.items()
+        }
+        row["equal"] = all(
+            torch.equal(tokens["cached"], tokens[name]) for name in ("no_reuse", "one_row")
+        )
+        row |= {
+            f"ratio_{name}": row[f"{name}_ms"] / row["cached_ms"]
+            for name in ("no_reuse", "one_row")
+        }
+        row["decisions_per_second"] = {
+            n: batch / row[f"{n}_ms"] * 1e3 for n in ("cached", "parallel")
+        }
         result["batches"][str(batch)] = row
     return result
 
 
 def training(
-    embodiment: EmbodimentSpec, architecture: str = "7b", *, batch: int = 8, updates: int = 5, device: str = "cuda"
+    embodiment: EmbodimentSpec,
+    architecture: str = "7b",
+    *,
+    batch: int = 8,
+    updates: int = 5,
+    device: str = "cuda",
 ) -> dict[str, Any]:
-    """Tokens/s and model FLOPs utilisation of one RL update (evaluate, backward, AdamW), full and with LoRA of rank 32.
+    """Tokens/s and model FLOPs utilisation of one RL update (evaluate, backward, AdamW), full and
+    with LoRA of rank 32.
 
-    FLOPs a token: 2 N forward for N weights of matrices, and backward 4 N where weights are trained, 2 N where they are not
-    (LoRA); attention's own products and checkpointed recomputation are not counted. Utilisation is against `PEAK_FLOPS`.
+    FLOPs a token: 2 N forward for N weights of matrices, and backward 4 N where weights are
+    trained, 2 N where they are not (LoRA); attention's own products and checkpointed recomputation
+    are not counted. Utilisation is against `PEAK_FLOPS`.
     """
     result: dict[str, Any] = {}
     for kind, options in (("lora", {"lora_rank": 32}), ("full", {})):
-        policy = random_policy(embodiment, architecture, device, chunk_length=8, gradient_checkpointing=True, **options)
+        policy = random_policy(
+            embodiment, architecture, device, chunk_length=8, gradient_checkpointing=True, **options
+        )
         observation = bench_observation(embodiment, batch)
         with torch.inference_mode():
             stored = policy.act(observation, seeds=range(batch)).replay
         replay = {name: tensor.clone() for name, tensor in stored.items()}
-        optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-6, fused=True)
+        optimizer = torch.optim.AdamW(
+            [p for p in policy.parameters() if p.requires_grad], lr=1e-6, fused=True
+        )
 
-        def update(observation: Observation = observation, replay: dict = replay, policy: OpenVLA = policy,
-                   optimizer: Any = optimizer) -> None:  # fmt: skip
+        def update(
+            observation: Observation = observation,
+            replay: dict = replay,
+            policy: OpenVLA = policy,
+            optimizer: Any = optimizer,
+        ) -> None:
             loss = -policy.evaluate(observation, replay).log_prob.mean()
             loss.backward()
             optimizer.step()
@@ -174,11 +232,26 @@ def training(
         prefix = policy._prefix(observation).x.shape[1]
         tokens = batch * (prefix + policy.action_tokens + 1)
         vision_tokens = batch * len(policy.cameras) * policy.vision_backbone.patches
-        language = sum(p.numel() for n, p in policy.language_model.model.layers.named_parameters() if p.ndim > 1)
+        language = sum(
+            p.numel()
+            for n, p in policy.language_model.model.layers.named_parameters()
+            if p.ndim > 1
+        )
         vision = sum(p.numel() for n, p in policy.vision_backbone.named_parameters() if p.ndim > 1)
         flops = (6 if kind == "full" else 4) * (language * tokens + vision * vision_tokens)
-        row = {"tokens_per_second": tokens / seconds, "seconds": seconds, "flops_per_second": flops / seconds}
-        peak = next((v for n, v in PEAK_FLOPS.items() if device != "cpu" and n in torch.cuda.get_device_name()), None)
+        row = {
+            "tokens_per_second": tokens / seconds,
+            "seconds": seconds,
+            "flops_per_second": flops / seconds,
+        }
+        peak = next(
+            (
+                v
+                for n, v in PEAK_FLOPS.items()
+                if device != "cpu" and n in torch.cuda.get_device_name()
+            ),
+            None,
+        )
         row["utilisation"] = None if peak is None else flops / seconds / peak
         result[kind] = row
         del policy, optimizer, update
@@ -189,12 +262,24 @@ def text(document: Mapping[str, Any]) -> str:
     result = document["decoding"]
     rows = [("batch", "cached", "no reuse", "ratio", "one row", "ratio", "parallel", "same tokens")]
     for batch, row in result["batches"].items():
-        cells = [f"{row[f'{name}_ms']:.1f}" for name in ("cached", "no_reuse", "one_row", "parallel")]
+        cells = [
+            f"{row[f'{name}_ms']:.1f}" for name in ("cached", "no_reuse", "one_row", "parallel")
+        ]
         ratios = [f"{row[f'ratio_{name}']:.2f}" for name in ("no_reuse", "one_row")]
-        rows.append((batch, *cells[:2], ratios[0], cells[2], ratios[1], cells[3], str(row["equal"])))
-    head = f"OpenVLA {result['architecture']}, {result['parameters'] / 1e6:.1f} M random weights: ms a decision"
+        rows.append(
+            (batch, *cells[:2], ratios[0], cells[2], ratios[1], cells[3], str(row["equal"]))
+        )
+    head = (
+        f"OpenVLA {result['architecture']}, {result['parameters'] / 1e6:.1f} M random weights: ms "
+        "a decision"
+    )
     lines = [head, table(rows)]
     for kind, row in document.get("training", {}).items():
-        share = "" if row["utilisation"] is None else f", {row['utilisation']:.0%} of the GPU's peak"
-        lines.append(f"{kind} update: {row['seconds'] * 1e3:.0f} ms, {row['tokens_per_second']:.0f} tokens/s{share}")
+        share = (
+            "" if row["utilisation"] is None else f", {row['utilisation']:.0%} of the GPU's peak"
+        )
+        lines.append(
+            f"{kind} update: {row['seconds'] * 1e3:.0f} ms, {row['tokens_per_second']:.0f} "
+            f"tokens/s{share}"
+        )
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""``vla-rl bench acting``: what happens where two chunks meet, in each way of acting (`real.acting`), in virtual time.
+"""``vla-rl bench acting``: what happens where two chunks meet, in each way of acting
+(`real.acting`), in virtual time.
 
-The same policy acts in the same session in each way; a decision goes out ``thinking`` seconds after it began. Counted is
-what the policy asked for, in half-ranges of the action (1: from the middle to a bound), the largest of all dimensions but a
-gripper:
+The same policy acts in the same session in each way; a decision goes out ``thinking`` seconds after
+it began. Counted is what the policy asked for, in half-ranges of the action (1: from the middle to
+a bound), the largest of all dimensions but a gripper:
 
     seam       mean change from one control step to the next, where another decision begins to be followed
     within     the same inside of a chunk
@@ -10,8 +11,9 @@ gripper:
     late       control steps that had passed, in the mean
     steps/s    control steps in a second of the policy's
 
-Without a checkpoint the policy is a small flow on the point robot, trained here on two ways of doing the same: to the left
-or to the right, each as often, wherever the point is. What chunks disagree on is all in the noise that each was drawn from.
+Without a checkpoint the policy is a small flow on the point robot, trained here on two ways of
+doing the same: to the left or to the right, each as often, wherever the point is. What chunks
+disagree on is all in the noise that each was drawn from.
 """
 
 from __future__ import annotations
@@ -42,19 +44,28 @@ from vla_rl.robot.policy import load, make_decide
 from vla_rl.robot.session import Asked
 from vla_rl.types import EmbodimentSpec, Observation
 
-_POLICY = ("run=toy_flow", "policy.chunk_length=8", "policy.denoising_steps=10", "policy.noise_level=0.1")
+_POLICY = (
+    "run=toy_flow",
+    "policy.chunk_length=8",
+    "policy.denoising_steps=10",
+    "policy.noise_level=0.1",
+)
 _POINT = ("robot=fake", "robot.horizon=60", "robot.options.goal=0.6")  # which it cannot reach
 _SIDE, _STEP = 0.1, 0.012  # m: where the toy policy goes to, and how far in a control step
 _UPDATES, _ROWS = 400, 64
 
 
 def measure(overrides: Sequence[str], episodes: int, thinking: float, seed: int) -> dict[str, Any]:
-    """Every way of acting. ``overrides`` are those of ``vla-rl robot run``. Raises `ConfigError`."""
+    """Every way of acting. ``overrides`` are those of ``vla-rl robot run``. Raises
+    `ConfigError`."""
     named = any(o.startswith("checkpoint=") for o in overrides)
     if not 0 <= thinking <= 1:
         raise ConfigError(f"--thinking {thinking}: seconds, from 0 to 1")
     if not named and any(o.startswith("robot=") for o in overrides):
-        raise ConfigError("robot= needs checkpoint=, a policy of that robot: without one the point robot's is made here")
+        raise ConfigError(
+            "robot= needs checkpoint=, a policy of that robot: without one the point "
+            "robot's is made here"
+        )
     settings = compose([*([] if named else _POINT), *overrides])
     policy = None if named else toy_policy(seed)
     rows = {}
@@ -79,7 +90,10 @@ def toy_policy(seed: int) -> Any:
     for i in range(h):
         actions[:, i, 0] = np.clip(goal - at, -_STEP, _STEP)
         at = at + actions[:, i, 0]
-    statistics = [short_statistics(feature_statistics(rows.reshape(-1, rows.shape[-1]))) for rows in (actions, proprio)]
+    statistics = [
+        short_statistics(feature_statistics(rows.reshape(-1, rows.shape[-1])))
+        for rows in (actions, proprio)
+    ]
     kind = build.implementation("policy", config.policy_type)
     policy = kind.from_statistics(config.policy, spec, *statistics, seed=seed).train()
     torch.manual_seed(seed)
@@ -88,9 +102,13 @@ def toy_policy(seed: int) -> Any:
     for _ in range(_UPDATES):
         pick = torch.from_numpy(draw.integers(n, size=_ROWS))
         seen = dataclasses.replace(
-            Observation.blank(spec, _ROWS), proprio=torch.from_numpy(proprio)[pick], instruction=("raise the point",) * _ROWS
+            Observation.blank(spec, _ROWS),
+            proprio=torch.from_numpy(proprio)[pick],
+            instruction=("raise the point",) * _ROWS,
         )
-        loss, _ = policy.imitation_loss(seen, torch.from_numpy(actions)[pick], torch.ones(_ROWS, h, dtype=torch.bool))
+        loss, _ = policy.imitation_loss(
+            seen, torch.from_numpy(actions)[pick], torch.ones(_ROWS, h, dtype=torch.bool)
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -98,7 +116,9 @@ def toy_policy(seed: int) -> Any:
     return policy.eval()
 
 
-def _measure(settings: SessionSettings, policy: Any, episodes: int, thinking: float) -> dict[str, Any]:
+def _measure(
+    settings: SessionSettings, policy: Any, episodes: int, thinking: float
+) -> dict[str, Any]:
     """Of one way of acting; why not, where the policy cannot."""
     with tempfile.TemporaryDirectory(prefix="vla_rl_acting_") as folder:
         session = Lockstep(folder, sessions.body_config(settings), thinking)
@@ -108,10 +128,16 @@ def _measure(settings: SessionSettings, policy: Any, episodes: int, thinking: fl
                 decide = make_decide(policy, False, acting=acting)
             else:
                 sessions.require_same(spec, Path(settings.checkpoint))
-                decide, _ = load(settings.checkpoint, spec, settings.deterministic, settings.device, acting)
-            plan = sessions.make_plan(settings, Asked(episodes, console=False, lockstep=True), session.world.tasks)
+                decide, _ = load(
+                    settings.checkpoint, spec, settings.deterministic, settings.device, acting
+                )
+            plan = sessions.make_plan(
+                settings, Asked(episodes, console=False, lockstep=True), session.world.tasks
+            )
             plan = dataclasses.replace(plan, alone=True)
-            done = session.run(plan, decide, "measured", sessions.acting_config(settings), lambda outcome: None)
+            done = session.run(
+                plan, decide, "measured", sessions.acting_config(settings), lambda outcome: None
+            )
         except ConfigError as error:
             return {"refused": str(error)}
         finally:
@@ -119,14 +145,27 @@ def _measure(settings: SessionSettings, policy: Any, episodes: int, thinking: fl
         if done.problem:
             raise UserError(done.problem)
         found = [seams(read(path, pictures=False), spec) for path in journals(folder)]
-    rows = {name: np.concatenate([f[name] for f in found]) for name in ("seam", "within", "prefix", "late", "seconds")}
-    good = None if policy is not None else sum(bool(o.success) for o in done.outcomes) / len(done.outcomes)
-    figures = {name: float(rows[name].mean()) if len(rows[name]) else 0.0 for name in ("seam", "within", "prefix", "late")}
+    rows = {
+        name: np.concatenate([f[name] for f in found])
+        for name in ("seam", "within", "prefix", "late", "seconds")
+    }
+    good = (
+        None
+        if policy is not None
+        else sum(bool(o.success) for o in done.outcomes) / len(done.outcomes)
+    )
+    figures = {
+        name: float(rows[name].mean()) if len(rows[name]) else 0.0
+        for name in ("seam", "within", "prefix", "late")
+    }
     steps = len(rows["seam"]) + len(rows["within"])
     return {
-        **figures, "seams": len(rows["seam"]), "decisions": len(rows["late"]), "success": good,
+        **figures,
+        "seams": len(rows["seam"]),
+        "decisions": len(rows["late"]),
+        "success": good,
         "steps_per_s": steps / float(rows["seconds"].sum()),
-    }  # fmt: skip
+    }
 
 
 def seams(episode: Any, spec: EmbodimentSpec) -> dict[str, np.ndarray]:
@@ -140,17 +179,25 @@ def seams(episode: Any, spec: EmbodimentSpec) -> dict[str, np.ndarray]:
     ran = [tick for tick in episode.ticks if tick["policy"]]
     at = {tick["tick"]: tick["policy"] for tick in ran}
     steps = [tick for tick in ran if tick["step_done"]]
-    jumps = [(apart(a["policy"], b["policy"]), a["decision"] != b["decision"]) for a, b in itertools.pairwise(steps)]
+    jumps = [
+        (apart(a["policy"], b["policy"]), a["decision"] != b["decision"])
+        for a, b in itertools.pairwise(steps)
+    ]
     prefix = []
     per_row = round(episode.header["supervisor"]["hz"] / spec.control_hz)
     for chunk in episode.chunks:
-        passed = [(row, chunk["start"] + i * per_row) for i, row in enumerate(chunk["rows"][: chunk["delay"]])]
+        passed = [
+            (row, chunk["start"] + i * per_row)
+            for i, row in enumerate(chunk["rows"][: chunk["delay"]])
+        ]
         prefix += [apart(row, at[tick]) for row, tick in passed if tick in at]
     return {
-        "seam": np.array([jump for jump, new in jumps if new]), "within": np.array([jump for jump, new in jumps if not new]),
-        "prefix": np.array(prefix), "late": np.array([float(chunk["delay"]) for chunk in episode.chunks]),
+        "seam": np.array([jump for jump, new in jumps if new]),
+        "within": np.array([jump for jump, new in jumps if not new]),
+        "prefix": np.array(prefix),
+        "late": np.array([float(chunk["delay"]) for chunk in episode.chunks]),
         "seconds": np.array([steps[-1]["stamp"] - steps[0]["stamp"]]),
-    }  # fmt: skip
+    }
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -158,9 +205,26 @@ def text(document: Mapping[str, Any]) -> str:
     for kind, row in document["acting"].items():
         if "refused" in row:
             continue
-        jumps = [f"{row[name]:.3f}" if name != "prefix" or row["late"] else "-" for name in ("seam", "within", "prefix")]
+        jumps = [
+            f"{row[name]:.3f}" if name != "prefix" or row["late"] else "-"
+            for name in ("seam", "within", "prefix")
+        ]
         success = "-" if row["success"] is None else f"{row['success']:.0%}"
-        rows.append((kind, *jumps, f"{row['late']:.1f}", f"{row['steps_per_s']:.1f}", str(row["decisions"]), success))
-    refused = [f"{kind}: {row['refused']}" for kind, row in document["acting"].items() if "refused" in row]
-    head = f"a decision takes {1e3 * document['thinking_s']:.0f} ms; {document['episodes']} episodes each"
+        rows.append(
+            (
+                kind,
+                *jumps,
+                f"{row['late']:.1f}",
+                f"{row['steps_per_s']:.1f}",
+                str(row["decisions"]),
+                success,
+            )
+        )
+    refused = [
+        f"{kind}: {row['refused']}" for kind, row in document["acting"].items() if "refused" in row
+    ]
+    head = (
+        f"a decision takes {1e3 * document['thinking_s']:.0f} ms; {document['episodes']} episodes "
+        "each"
+    )
     return "\n".join([head, table(rows), *refused])

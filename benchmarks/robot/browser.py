@@ -1,7 +1,8 @@
-"""From a key in the console's page to the first human command, in a real browser: ``python -m benchmarks.robot.browser``.
+"""From a key in the console's page to the first human command, in a real browser: ``python -m
+benchmarks.robot.browser``.
 
-Needs Chromium on the path and the package playwright, which drives it. Counted from before the key is handed to the browser,
-so that what playwright needs for that is in the figure.
+Needs Chromium on the path and the package playwright, which drives it. Counted from before the key
+is handed to the browser, so that what playwright needs for that is in the figure.
 """
 
 from __future__ import annotations
@@ -26,22 +27,35 @@ from real.link import Client
 from real.messages import State
 from vla_rl.errors import UserError
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
-    """``trials`` times the page's dead-man and a direction are pressed while a policy moves the point robot, with
-    ``cameras`` of 640 × 480 recorded and shown."""
+    """``trials`` times the page's dead-man and a direction are pressed while a policy moves the
+    point robot, with ``cameras`` of 640 × 480 recorded and shown."""
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError as error:
-        raise UserError("measuring the page needs the package playwright: pip install playwright") from error
+        raise UserError(
+            "measuring the page needs the package playwright: pip install playwright"
+        ) from error
     if (chromium := shutil.which("chromium")) is None:
         raise UserError("there is no chromium on the path: apt-get install -y chromium")
     required = {"required": ["guard", "console", "recorder"]}
-    config = BodyConfig(limits=str(limits.resolve()), world="fake", camera_hz=20.0, supervisor=required)
+    config = BodyConfig(
+        limits=str(limits.resolve()), world="fake", camera_hz=20.0, supervisor=required
+    )
     waits: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="page") as place, Body(place, with_cameras(config, cameras)) as body:
+    with (
+        tempfile.TemporaryDirectory(prefix="page") as place,
+        Body(place, with_cameras(config, cameras)) as body,
+    ):
         asked = body.write_config("console", {"socket": body.socket, "console": {"port": 0}})
         url = body.process("console", "real.console.process", [asked]).split()[1]
         with swaying(body, "fake", "viewer") as operator, sync_playwright() as playwright:
@@ -65,7 +79,11 @@ def takeover(limits: Path, trials: int, cameras: int = 2) -> dict[str, Any]:
                 page.locator("[data-do=hand_back]:enabled").wait_for()
                 page.keyboard.press("h")
             browser.close()
-    return {"trials": trials, "key_to_command_ms": milliseconds(waits, (50, 95, 100)), "load": os.getloadavg()[0]}
+    return {
+        "trials": trials,
+        "key_to_command_ms": milliseconds(waits, (50, 95, 100)),
+        "load": os.getloadavg()[0],
+    }
 
 
 def _pressed(page: Any, watcher: Client) -> float:
@@ -80,7 +98,8 @@ def _pressed(page: Any, watcher: Client) -> float:
 
 
 def _until(watcher: Client, holds: Any, least: float) -> State:
-    """The first state for which ``holds``, after ``least`` seconds. Raises `UserError` after 10 s."""
+    """The first state for which ``holds``, after ``least`` seconds. Raises `UserError` after 10
+    s."""
     begin = time.monotonic()
     while time.monotonic() - begin < 10.0:
         state = watcher.receive(0.05)

@@ -1,9 +1,9 @@
 """A policy that always wants the same: ``python -m benchmarks.robot.driver SOCKET HZ ACTION...``.
 
-The simplest client there is. It sends ten rows ahead, again after every fifth, for whatever epoch is current; every
-second one turns round, where ``--sway`` is given. With ``--hand`` it is a person's device instead, which takes control by
-force once a policy moves the arm, and wants the same (ACTION as shares of full deflection); with ``--console`` a console
-that only lives.
+The simplest client there is. It sends ten rows ahead, again after every fifth, for whatever epoch
+is current; every second one turns round, where ``--sway`` is given. With ``--hand`` it is a
+person's device instead, which takes control by force once a policy moves the arm, and wants the
+same (ACTION as shares of full deflection); with ``--console`` a console that only lives.
 """
 
 from __future__ import annotations
@@ -43,16 +43,26 @@ def main() -> None:
             sign = -sign if sway and decision % 2 == 1 else sign
             moved = tuple(sign * x for x in row[:-1]) + row[-1:]
             client.send(
-                Chunk, 0.3, epoch=epoch, start=0, hz=rate, decision=decision, policy_version="driver",
-                obs_stamp=time.monotonic(), prefix=0, delay=0, actions=(moved,) * AHEAD,
-            )  # fmt: skip
+                Chunk,
+                0.3,
+                epoch=epoch,
+                start=0,
+                hz=rate,
+                decision=decision,
+                policy_version="driver",
+                obs_stamp=time.monotonic(),
+                prefix=0,
+                delay=0,
+                actions=(moved,) * AHEAD,
+            )
             decision += 1
     except LinkError:
         return
 
 
 def _move(client: Client, axes: tuple[float, ...]) -> None:
-    """Hold the dead-man and deflect by ``axes`` [3] thirty times a second; without them only listen."""
+    """Hold the dead-man and deflect by ``axes`` [3] thirty times a second; without them only
+    listen."""
     sent, asked = 0.0, False
     try:
         while True:
@@ -64,9 +74,16 @@ def _move(client: Client, axes: tuple[float, ...]) -> None:
                 continue
             sent = time.monotonic()
             client.send(
-                Input, 0.15, lease=client.token, device_stamp=sent, dead_man=True, axes=(*axes, 0.0, 0.0, 0.0), gripper=-1.0,
-                keys=(), target=(),
-            )  # fmt: skip
+                Input,
+                0.15,
+                lease=client.token,
+                device_stamp=sent,
+                dead_man=True,
+                axes=(*axes, 0.0, 0.0, 0.0),
+                gripper=-1.0,
+                keys=(),
+                target=(),
+            )
     except LinkError:
         return
 

@@ -1,4 +1,5 @@
-"""Random and adversarial actions against a simulated arm, in lockstep virtual time; judged by where the arm really went."""
+"""Random and adversarial actions against a simulated arm, in lockstep virtual time; judged by
+where the arm really went."""
 
 from __future__ import annotations
 
@@ -23,13 +24,28 @@ from vla_rl.paths import config_dir
 DT = 0.01
 OVER = 1.05  # of a speed, beyond which a sample counts
 KINDS = (
-    "random", "one way", "alternating", "keep-out", "joint limits", "absurd", "not finite", "spin", "square", "chirp",
-    "stretched", "corners", "flips", "spiral", "mixed",
-)  # fmt: skip
-_LONG, _LONGEST = ("one way", "square", "stretched", "flips"), 25  # of these one in ten is asked for up to so many ticks
+    "random",
+    "one way",
+    "alternating",
+    "keep-out",
+    "joint limits",
+    "absurd",
+    "not finite",
+    "spin",
+    "square",
+    "chirp",
+    "stretched",
+    "corners",
+    "flips",
+    "spiral",
+    "mixed",
+)
+# of these one in ten is asked for up to so many ticks
+_LONG, _LONGEST = ("one way", "square", "stretched", "flips"), 25
 _WAVES = ("chirp", "spiral")  # change every tick
 _ABSURD = (-300.0, -6.0, 0.0, 3.0, 9.0, 150.0, 300.0)  # decades
-SMALL: dict[str, dict[str, Any]] = {"tabletop": {"cameras": ["agentview"], "camera_size": 84}}  # options of a world
+# options of a world
+SMALL: dict[str, dict[str, Any]] = {"tabletop": {"cameras": ["agentview"], "camera_size": 84}}
 # {world: {controller: options of the world}} that `vla-rl bench robot` tries
 CONTROLLERS: dict[str, dict[str, dict[str, Any]]] = {
     "fake": {"impedance": {}, "following": {"gain": 0.0}, "joints": {"joints": True}},
@@ -45,22 +61,31 @@ def limits_of(world: str, given: Path | None) -> Path:
     return (given or config_dir() / "limits" / f"{names[world]}.yaml").resolve()
 
 
-def adversarial(world: Any, limits_file: Path, actions: int, seed: int, each: int = 80) -> dict[str, Any]:
-    """Counts of violations over ``actions``, each asked for during one to three ticks of 10 ms, some for up to 25: walls
-    beyond one braking distance, joints beyond their ends, and speeds of the hand (m/s, rad/s) and of each joint above
-    `OVER` times their limit, looked at after every tick.
+def adversarial(
+    world: Any, limits_file: Path, actions: int, seed: int, each: int = 80
+) -> dict[str, Any]:
+    """Counts of violations over ``actions``, each asked for during one to three ticks of 10 ms,
+    some for up to 25: walls beyond one braking distance, joints beyond their ends, and speeds of
+    the hand (m/s, rad/s) and of each joint above `OVER` times their limit, looked at after every
+    tick.
 
-    Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall is pushed against. What
-    makes the gate pause a session (``trips``) ends in a new start. ``each``: actions of one kind before the next.
+    Where the limits know no keep-out, one stands 6 cm beside the start, so that every kind of wall
+    is pushed against. What makes the gate pause a session (``trips``) ends in a new start.
+    ``each``: actions of one kind before the next.
     """
     now = [0.0]
     robot = SimulatedRobot(world, Defects(), lambda: now[0])
     turns, kind = robot.embodiment.rotation != "none", robot.capabilities.kind
-    limits = limit_files.load(limits_file, robot.limits, limit_files.needed(kind, turns, kind != "joints"))
+    limits = limit_files.load(
+        limits_file, robot.limits, limit_files.needed(kind, turns, kind != "joints")
+    )
     if not limits.keep_out and kind != "joints":
         limits = dataclasses.replace(limits, keep_out=(_beside(robot.observe().position),))
     gate, rng = Gate(limits, robot.capabilities, turns, DT), np.random.default_rng(seed)
-    adversary, judge = _Adversary(limits, kind == "joints", each, rng), Judge(limits, kind == "joints")
+    adversary, judge = (
+        _Adversary(limits, kind == "joints", each, rng),
+        Judge(limits, kind == "joints"),
+    )
     clipped, refused, ticks, trips = np.zeros(len(STAGES), int), 0, 0, 0
     for action in range(actions):
         request, held = adversary.asks(action, robot.observe())
@@ -77,7 +102,8 @@ def adversarial(world: Any, limits_file: Path, actions: int, seed: int, each: in
             now[0] += DT
             robot.advance_to(now[0])
             judge.look(robot)
-            if passed.trip:  # the session would pause: the arm comes to rest, and a person begins anew
+            # the session would pause: the arm comes to rest, and a person begins anew
+            if passed.trip:
                 trips += 1
                 now[0] += 0.3
                 robot.advance_to(now[0])
@@ -86,10 +112,18 @@ def adversarial(world: Any, limits_file: Path, actions: int, seed: int, each: in
                 judge.anew(robot)
                 break
     return {
-        "actions": actions, "ticks": ticks, "seed": seed, "violations": judge.violations, "of": judge.kinds,
-        "refused": refused, "trips": trips, "clipped": dict(zip(STAGES, clipped.tolist())), "fastest": judge.fastest(),
-        "braking_m": judge.braking, "nearest": judge.nearest,
-    }  # fmt: skip
+        "actions": actions,
+        "ticks": ticks,
+        "seed": seed,
+        "violations": judge.violations,
+        "of": judge.kinds,
+        "refused": refused,
+        "trips": trips,
+        "clipped": dict(zip(STAGES, clipped.tolist())),
+        "fastest": judge.fastest(),
+        "braking_m": judge.braking,
+        "nearest": judge.nearest,
+    }
 
 
 def _beside(place: np.ndarray) -> Box:
@@ -98,8 +132,9 @@ def _beside(place: np.ndarray) -> Box:
 
 
 class _Adversary:
-    """What is asked for next. The kinds change every ``each`` actions; "mixed" draws one for each. ``joints``: the robot is
-    commanded by them; what moves a hand otherwise moves the joints then, in shares of their range."""
+    """What is asked for next. The kinds change every ``each`` actions; "mixed" draws one for each.
+    ``joints``: the robot is commanded by them; what moves a hand otherwise moves the joints then,
+    in shares of their range."""
 
     def __init__(self, limits: Limits, joints: bool, each: int, rng: np.random.Generator):
         self.limits, self.joints, self.each, self.rng = limits, joints, each, rng
@@ -123,7 +158,9 @@ class _Adversary:
         most = _LONGEST if kind in _LONG and rng.random() < 0.1 else 1 if kind in _WAVES else 3
         held = int(rng.integers(1, most + 1))
         if self.joints:
-            return Request(0.0, joints=measured.joints + self._reach() * self._joint_step(kind, measured)), held
+            return Request(
+                0.0, joints=measured.joints + self._reach() * self._joint_step(kind, measured)
+            ), held
         move, turn = self._step(kind, measured)
         quaternion = multiply(from_vector(turn), measured.quaternion)
         return Request(float(rng.choice([-1.0, 1.0])), measured.position + move, quaternion), held
@@ -133,7 +170,8 @@ class _Adversary:
         return self.limits.joint_step / 0.05
 
     def _joint_step(self, kind: str, measured: Measured) -> np.ndarray:
-        """How far the joints are to move, in 5 cm each; but for what is to be a jump at most 10 cm."""
+        """How far the joints are to move, in 5 cm each; but for what is to be a jump at most 10
+        cm."""
         x = self.limits
         if kind in ("keep-out", "joint limits", "corners", "stretched"):
             ends = np.where(self._way > 0, np.array(x.joint_high), np.array(x.joint_low))
@@ -158,10 +196,16 @@ class _Adversary:
             "spin": lambda: (0.01 * turn, 3.0 * self._axis),  # always the same way round
             "square": lambda: (self._sign * 0.06 * way, self._sign * 0.6 * self._axis),
             "chirp": lambda: (0.1 * self._wave(t) * way, 0.6 * self._wave(t) * self._axis),
-            "stretched": lambda: (np.array([1.0, self._sign, 0.1 * turn[2]]), 0.6 * self._sign * self._axis),
+            "stretched": lambda: (
+                np.array([1.0, self._sign, 0.1 * turn[2]]),
+                0.6 * self._sign * self._axis,
+            ),
             "corners": lambda: (self._corner() - measured.position, self._sign * self._axis),
             "flips": lambda: (0.02 * turn, math.pi * self._sign * self._axis),
-            "spiral": lambda: (0.06 * np.array([math.cos(20 * t), math.sin(20 * t), 0.3 * way[2]]), 0.6 * self._axis),
+            "spiral": lambda: (
+                0.06 * np.array([math.cos(20 * t), math.sin(20 * t), 0.3 * way[2]]),
+                0.6 * self._axis,
+            ),
         }
         return moves[kind]()
 
@@ -188,19 +232,33 @@ class _Adversary:
         x, j = self.limits, self._joint
         if measured.jacobian is None or not x.joint_low:
             return np.resize(self._way, 3) * 0.05, np.zeros(3)
-        sign = 1.0 if x.joint_high[j] - measured.joints[j] < measured.joints[j] - x.joint_low[j] else -1.0
+        sign = (
+            1.0
+            if x.joint_high[j] - measured.joints[j] < measured.joints[j] - x.joint_low[j]
+            else -1.0
+        )
         motion = 0.2 * sign * measured.jacobian[:, j]
         return motion[:3], motion[3:]
 
 
 class Judge:
-    """Looks at the arm, not at the gate. ``nearest`` (m, rad): how near it came to each wall; below 0: beyond."""
+    """Looks at the arm, not at the gate. ``nearest`` (m, rad): how near it came to each wall;
+    below 0: beyond."""
 
     def __init__(self, limits: Limits, joints: bool = False):
         """``joints``: the robot is commanded by them, and nothing limits its hand."""
         self.limits, self.joints = limits, joints
-        self.braking = limits.speed**2 / (2.0 * limits.acceleration) if math.isfinite(limits.speed) else 0.0
-        self.kinds = {"box": 0, "keep_out": 0, "joints": 0, "speed": 0, "rotation_speed": 0, "joint_speed": 0}
+        self.braking = (
+            limits.speed**2 / (2.0 * limits.acceleration) if math.isfinite(limits.speed) else 0.0
+        )
+        self.kinds = {
+            "box": 0,
+            "keep_out": 0,
+            "joints": 0,
+            "speed": 0,
+            "rotation_speed": 0,
+            "joint_speed": 0,
+        }
         self.nearest = {"box": np.inf, "keep_out": np.inf, "joints": np.inf}
         self.speeds = {"speed": 0.0, "rotation_speed": 0.0}
         self.joint_speeds = np.zeros(0)  # the fastest of each joint
@@ -215,18 +273,31 @@ class Judge:
         """Of each speed: its largest, and the limit (None: there is none). Joints one by one."""
         limits = {name: getattr(self.limits, name) for name in (*self.speeds, "joint_speed")}
         found: dict[str, Any] = {**self.speeds, "joint_speed": self.joint_speeds.tolist()}
-        return {n: {"measured": found[n], "limit": x if np.isfinite(x).all() else None} for n, x in limits.items()}
+        return {
+            n: {"measured": found[n], "limit": x if np.isfinite(x).all() else None}
+            for n, x in limits.items()
+        }
 
     def look(self, robot: SimulatedRobot) -> None:
         x, path = self.limits, robot.log.path
         for t, place in path:
             self.room = np.inf
             if x.box is not None:
-                self._wall("box", float(min(np.min(place - np.array(x.box.low)), np.min(np.array(x.box.high) - place))))
+                self._wall(
+                    "box",
+                    float(
+                        min(
+                            np.min(place - np.array(x.box.low)),
+                            np.min(np.array(x.box.high) - place),
+                        )
+                    ),
+                )
             for out in x.keep_out:
                 self._wall("keep_out", _distance(place, out))
             if self._last is not None and t - self._last[0] > 1e-6 and not self.joints:
-                self._fast("speed", float(np.linalg.norm(place - self._last[1]) / (t - self._last[0])))
+                self._fast(
+                    "speed", float(np.linalg.norm(place - self._last[1]) / (t - self._last[0]))
+                )
             self._last = (t, place)
         path.clear()
         seen = robot.world.read()
@@ -238,11 +309,15 @@ class Judge:
 
     def _joints(self, joints: np.ndarray, speeds: np.ndarray) -> None:
         x = self.limits
-        room = float(min(np.min(joints - np.array(x.joint_low)), np.min(np.array(x.joint_high) - joints)))
+        room = float(
+            min(np.min(joints - np.array(x.joint_low)), np.min(np.array(x.joint_high) - joints))
+        )
         self.nearest["joints"] = min(self.nearest["joints"], room)
         self.kinds["joints"] += room < 0.0
         self.room = min(self.room, room)
-        self.joint_speeds = np.maximum(self.joint_speeds, speeds) if self.joint_speeds.size else speeds
+        self.joint_speeds = (
+            np.maximum(self.joint_speeds, speeds) if self.joint_speeds.size else speeds
+        )
         self.kinds["joint_speed"] += bool((speeds > OVER * np.array(x.joint_speed)).any())
 
     def _fast(self, name: str, speed: float) -> None:

@@ -1,8 +1,9 @@
-"""``vla-rl bench hil``: ways to learn from a person on an arm, side by side, in virtual time with a scripted operator.
+"""``vla-rl bench hil``: ways to learn from a person on an arm, side by side, in virtual time with a
+scripted operator.
 
-Every method starts from one policy with the same demonstrations, and is judged on the same held-out starts, without help.
-``bc`` has no episodes of its own: it imitates the human data of ``hil_serl``, demonstrations and corrections, in as many
-updates as that made.
+Every method starts from one policy with the same demonstrations, and is judged on the same held-out
+starts, without help. ``bc`` has no episodes of its own: it imitates the human data of ``hil_serl``,
+demonstrations and corrections, in as many updates as that made.
 """
 
 from __future__ import annotations
@@ -40,28 +41,49 @@ METHODS = {
 
 
 def measure(
-    overrides: Sequence[str], start: Path, methods: str, episodes: int, every: int, judge: int, out: Path,
+    overrides: Sequence[str],
+    start: Path,
+    methods: str,
+    episodes: int,
+    every: int,
+    judge: int,
+    out: Path,
     figure: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run each of ``methods`` (one that was interrupted goes on) for ``episodes``, judged on ``judge`` held-out ones
-    ``every`` so many.
+) -> dict[str, Any]:
+    """Run each of ``methods`` (one that was interrupted goes on) for ``episodes``, judged on
+    ``judge`` held-out ones ``every`` so many.
 
-    Raises `ConfigError` for a method that there is not, or one whose data come from one that was left out.
+    Raises `ConfigError` for a method that there is not, or one whose data come from one that was
+    left out.
     """
     names = [name for name in methods.split(",") if name]
     unknown = [name for name in names if name not in METHODS]
     if unknown or not names:
-        raise ConfigError(f"--methods has {unknown[0] if unknown else 'none'!r}: choose among {', '.join(METHODS)}")
+        raise ConfigError(
+            f"--methods has {unknown[0] if unknown else 'none'!r}: choose among "
+            f"{', '.join(METHODS)}"
+        )
     if CLONED in names and SOURCE not in names and not (out / SOURCE / METRICS_FILE).exists():
-        raise ConfigError(f"--methods has {CLONED}, which imitates the human data of {SOURCE}: name that too")
+        raise ConfigError(
+            f"--methods has {CLONED}, which imitates the human data of {SOURCE}: name that too"
+        )
     rows = []
     for name in sorted(names, key=lambda name: name == CLONED):
         watched = "operator=stuck" in METHODS[name]
-        chosen = [*METHODS[name], *(o for o in overrides if watched or not o.startswith("operator"))]
+        chosen = [
+            *METHODS[name],
+            *(o for o in overrides if watched or not o.startswith("operator")),
+        ]
         learning = compose(
-            str(start), out / name, chosen, episodes=episodes, console=False, lockstep=True,
-            evaluate=judge, every=every,
-        )  # fmt: skip
+            str(start),
+            out / name,
+            chosen,
+            episodes=episodes,
+            console=False,
+            lockstep=True,
+            evaluate=judge,
+            every=every,
+        )
         say(f"{name}:")
         if name == CLONED:
             _clone(learning, out / SOURCE)
@@ -71,9 +93,15 @@ def measure(
     if figure is not None:
         write_figure(figure, rows)
     return {
-        "bench": "hil", "start": str(start), "overrides": list(overrides), "episodes": episodes, "every": every,
-        "judged": judge, "methods": rows, "versions": versions(),
-    }  # fmt: skip
+        "bench": "hil",
+        "start": str(start),
+        "overrides": list(overrides),
+        "episodes": episodes,
+        "every": every,
+        "judged": judge,
+        "methods": rows,
+        "versions": versions(),
+    }
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -91,8 +119,14 @@ def _clone(learning: Learning, source: Path) -> None:
     run = run_of(learning.config, job_of(learning.config, spec, []))
     policy = trained_policy(run)
     algorithm: Any = learner_of(run, policy)
-    replay, generator = Replay(source / "replay", episodes=None), torch.Generator().manual_seed(learning.config.seed)
-    say(f"{updates} updates on {replay.count(DEMONSTRATIONS)} and {replay.count(INTERVENTIONS)} decisions of people")
+    replay, generator = (
+        Replay(source / "replay", episodes=None),
+        torch.Generator().manual_seed(learning.config.seed),
+    )
+    say(
+        f"{updates} updates on {replay.count(DEMONSTRATIONS)} and {replay.count(INTERVENTIONS)} "
+        "decisions of people"
+    )
     for _ in range(updates):
         algorithm.algorithm.update(partial(replay.draw, generator=generator))
     with contextlib.ExitStack() as stack, MetricsLogger(learning.folder) as logger:
@@ -100,26 +134,44 @@ def _clone(learning: Learning, source: Path) -> None:
         logger.log("judged", int(last["robot/episodes"]), figures)
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------ reading
 def read_method(name: str, episodes: Path, judged: Path) -> dict[str, Any]:
-    """What a method came to: held-out success over the minutes of the arm, and how much a person did, at first and at last.
+    """What a method came to: held-out success over the minutes of the arm, and how much a person
+    did, at first and at last.
 
     ``episodes`` is the run whose episodes it learned from, ``judged`` its own.
     """
-    robot = [row for row in read_metrics(episodes / METRICS_FILE) if row["phase"] == "robot" and row.get("robot/episodes")]
-    minutes = {0: 0.0} | {int(row["robot/episodes"]): float(row["robot/robot_minutes"]) for row in robot}
+    robot = [
+        row
+        for row in read_metrics(episodes / METRICS_FILE)
+        if row["phase"] == "robot" and row.get("robot/episodes")
+    ]
+    minutes = {0: 0.0} | {
+        int(row["robot/episodes"]): float(row["robot/robot_minutes"]) for row in robot
+    }
     curve = [
-        {"episodes": int(row["step"]), "minutes": minutes[int(row["step"])], "success": float(row["eval/success"]),
-         "cycle_seconds": float(row["eval/cycle_seconds"])}
-        for row in read_metrics(judged / METRICS_FILE) if row["phase"] == "judged"
-    ]  # fmt: skip
+        {
+            "episodes": int(row["step"]),
+            "minutes": minutes[int(row["step"])],
+            "success": float(row["eval/success"]),
+            "cycle_seconds": float(row["eval/cycle_seconds"]),
+        }
+        for row in read_metrics(judged / METRICS_FILE)
+        if row["phase"] == "judged"
+    ]
     kept = [row for row in robot if "robot/control_steps" in row]
-    helped = [{"episodes": int(row["robot/episodes"]), "share": float(row["robot/recent_interventions"])} for row in kept]
+    helped = [
+        {"episodes": int(row["robot/episodes"]), "share": float(row["robot/recent_interventions"])}
+        for row in kept
+    ]
     return {
-        "method": name, "curve": curve, "helped": [] if name == CLONED else helped,
-        "first_interventions": _share(kept[:RECENT]), "last_interventions": _share(kept[-RECENT:]),
+        "method": name,
+        "curve": curve,
+        "helped": [] if name == CLONED else helped,
+        "first_interventions": _share(kept[:RECENT]),
+        "last_interventions": _share(kept[-RECENT:]),
         "human_steps": sum(int(row["robot/human_steps"]) for row in kept),
-    }  # fmt: skip
+    }
 
 
 def _share(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -128,22 +180,41 @@ def _share(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]], level: float = 0.95) -> str:
-    lines = [("method", "start", "end", "arm's minutes", f"minutes to {level:.0%}", "a person's steps, at first → at last")]
+    lines = [
+        (
+            "method",
+            "start",
+            "end",
+            "arm's minutes",
+            f"minutes to {level:.0%}",
+            "a person's steps, at first → at last",
+        )
+    ]
     for row in rows:
         curve, at = row["curve"], reached([point["success"] for point in row["curve"]], level)
-        lines.append((
-            row["method"], f"{curve[0]['success']:.0%}" if len(curve) > 1 else "–", f"{curve[-1]['success']:.0%}",
-            f"{curve[-1]['minutes']:.0f}", "not reached" if at is None else f"{curve[at]['minutes']:.0f}",
-            f"{row['first_interventions']:.0%} → {row['last_interventions']:.0%}",
-        ))  # fmt: skip
+        lines.append(
+            (
+                row["method"],
+                f"{curve[0]['success']:.0%}" if len(curve) > 1 else "–",
+                f"{curve[-1]['success']:.0%}",
+                f"{curve[-1]['minutes']:.0f}",
+                "not reached" if at is None else f"{curve[at]['minutes']:.0f}",
+                f"{row['first_interventions']:.0%} → {row['last_interventions']:.0%}",
+            )
+        )
     return text_table(lines)
 
 
 def write_figure(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One page: success over the arm's minutes, a person's share over episodes, and the table."""
     names = [row["method"] for row in rows]
-    success = [curves.curve(row["method"], row["curve"], "minutes", i) for i, row in enumerate(rows)]
-    helped = [curves.curve(row["method"], row["helped"], "episodes", i, "share") for i, row in enumerate(rows)]
+    success = [
+        curves.curve(row["method"], row["curve"], "minutes", i) for i, row in enumerate(rows)
+    ]
+    helped = [
+        curves.curve(row["method"], row["helped"], "episodes", i, "share")
+        for i, row in enumerate(rows)
+    ]
     charts = (
         ("Success on held-out starts, without help", "minutes of the arm", success),
         (f"A person's share of the control steps, last {RECENT} episodes", "episodes", helped),

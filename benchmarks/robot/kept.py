@@ -1,4 +1,5 @@
-"""What a session's journals held when something struck, and whether all of it is there when the session is over."""
+"""What a session's journals held when something struck, and whether all of it is there when the
+session is over."""
 
 from __future__ import annotations
 
@@ -9,29 +10,33 @@ from real.journal import OPEN, SUFFIX, journals, read, recover, scan
 
 
 class Kept:
-    """The whole records of the journals under ``folder``, now. A record counts as acknowledged once it is whole in the file,
-    as all that the recorder says of one is its write."""
+    """The whole records of the journals under ``folder``, now. A record counts as acknowledged once
+    it is whole in the file, as all that the recorder says of one is its write."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._files = {path.name.removesuffix(OPEN): _whole(path) for path in _found(folder)}
 
     def lost(self) -> int:
-        """Of those, how many are not there any more, or are others: after the session's end, which closes what is open."""
+        """Of those, how many are not there any more, or are others: after the session's end,
+        which closes what is open."""
         for path in self.folder.glob(f"*{SUFFIX}{OPEN}"):
             recover(path)
         lost = 0
         for name, (data, places) in self._files.items():
             path = self.folder / name
             now = path.read_bytes() if path.is_file() else b""
-            same = next((i for i, (a, b) in enumerate(zip(data, now)) if a != b), min(len(data), len(now)))
+            same = next(
+                (i for i, (a, b) in enumerate(zip(data, now)) if a != b), min(len(data), len(now))
+            )
             lost += sum(place > same for place in places)
         return lost
 
 
 def unrecorded(folder: Path, ticks: Iterable[int]) -> tuple[int, int]:
-    """Of the ``ticks`` that the supervisor announced in the session's first episode, those that its journal lacks: in front
-    of one that it has (a hole), and behind the last (what a recorder that was killed had not written yet)."""
+    """Of the ``ticks`` that the supervisor announced in the session's first episode, those that its
+    journal lacks: in front of one that it has (a hole), and behind the last (what a recorder that
+    was killed had not written yet)."""
     found = journals(folder) if any(_found(folder)) else []
     recorded = {tick["tick"] for tick in read(found[0], pictures=False).ticks} if found else set()
     if not recorded:

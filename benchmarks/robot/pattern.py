@@ -1,4 +1,5 @@
-"""A camera without a device: a picture with a moving bar, at its rate. ``cameras.NAME=benchmarks.robot.pattern:Pattern``."""
+"""A camera without a device: a picture with a moving bar, at its rate.
+``cameras.NAME=benchmarks.robot.pattern:Pattern``."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ class Pattern:
 
     def __init__(self, height: int = 480, width: int = 640, hz: float = 30.0):
         self.hz, self._number, self._due = hz, -1, 0.0
-        across, down = np.meshgrid(np.arange(width) * 255 // width, np.arange(height) * 255 // height)
+        across, down = np.meshgrid(
+            np.arange(width) * 255 // width, np.arange(height) * 255 // height
+        )
         self._ground = np.stack([across, down, 255 - across], axis=-1).astype(np.uint8)
 
     def open(self) -> None:

@@ -1,4 +1,5 @@
-"""Who takes part in a soak besides the arm, all of it seeded: a policy of moods, and a person at the console."""
+"""Who takes part in a soak besides the arm, all of it seeded: a policy of moods, and a person at
+the console."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _AGAIN_S = 0.3  # between two keys
 
 
 class MoodyPolicy:
-    """Does what the world's expert would do, or nothing, or goes anywhere (into walls too): a mood for each episode.
-    ``breaks``: it answers with numbers that are none."""
+    """Does what the world's expert would do, or nothing, or goes anywhere (into walls too): a mood
+    for each episode. ``breaks``: it answers with numbers that are none."""
 
     def __init__(self, world: Coach, rng: np.random.Generator):
         self.world, self.rng = world, rng
@@ -31,7 +32,9 @@ class MoodyPolicy:
         """An episode; or another ``mood`` in the middle of one."""
         self.mood = mood or str(self.rng.choice(MOODS, p=_SHARES))
 
-    def __call__(self, images: Any, proprio: np.ndarray, instruction: str, first: bool) -> np.ndarray:
+    def __call__(
+        self, images: Any, proprio: np.ndarray, instruction: str, first: bool
+    ) -> np.ndarray:
         spec = self.world.embodiment
         low, high = np.array(spec.action_low), np.array(spec.action_high)
         action: np.ndarray = np.zeros(len(low))
@@ -49,8 +52,9 @@ class MoodyPolicy:
 
 
 class Person:
-    """Watches the console. Where the session does not go on by itself, the person takes control a reaction time later, does
-    what the console's page says (release the e-stop, acknowledge, arm, full speed, resume) and gives control up again."""
+    """Watches the console. Where the session does not go on by itself, the person takes control a
+    reaction time later, does what the console's page says (release the e-stop, acknowledge, arm,
+    full speed, resume) and gives control up again."""
 
     def __init__(self, session: Lockstep, rng: np.random.Generator):
         self.session, self.rng = session, rng
@@ -95,7 +99,11 @@ class Person:
         if state.slow and state.mode in ("READY", "PAUSED"):
             return "full_speed"
         fault = "estop_clear" if state.estop else "ack"
-        return {"FAULT": fault, "STOPPED": "ack", "IDLE": "arm", "PAUSED": "start"}.get(state.mode, "")
+        return {"FAULT": fault, "STOPPED": "ack", "IDLE": "arm", "PAUSED": "start"}.get(
+            state.mode, ""
+        )
 
     def _press(self, name: str) -> None:
-        self.session.send(CONSOLE, Event, name=name, value="", at=self.session.now, lease=self._token)
+        self.session.send(
+            CONSOLE, Event, name=name, value="", at=self.session.now, lease=self._token
+        )

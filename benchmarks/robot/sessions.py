@@ -1,7 +1,9 @@
-"""Kill or freeze a session's launcher, or the learner that learns from it, by the commands that a user gives.
+"""Kill or freeze a session's launcher, or the learner that learns from it, by the commands that a
+user gives.
 
-``vla-rl robot run`` and ``robot learn`` play the point robot in processes of their own, and this one watches. A learner is
-none of those that the arm waits for: it goes on, by the weights that it has, and what counts is that no episode is lost.
+``vla-rl robot run`` and ``robot learn`` play the point robot in processes of their own, and this
+one watches. A learner is none of those that the arm waits for: it goes on, by the weights that it
+has, and what counts is that no episode is lost.
 """
 
 from __future__ import annotations
@@ -36,18 +38,25 @@ from vla_rl.checkpoint import save_checkpoint
 from vla_rl.robot.replay import Recorded
 
 AFTER_S = 1.2  # that is watched from the signal on
-START_S, END_S = 600.0, 300.0  # at most; a machine that is very busy takes minutes to import what learns
+# at most; a machine that is very busy takes minutes to import what learns
+START_S, END_S = 600.0, 300.0
 HANG_S = 15.0  # after which a learner that stands still is replaced; 600 unless one says so
 _RUN = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot"]
-_LEARN = ["run=toy_td3", "algorithm.start_decisions=5", "algorithm.updates_per_decision=0.5", "algorithm.batch_size=16"]
+_LEARN = [
+    "run=toy_td3",
+    "algorithm.start_decisions=5",
+    "algorithm.updates_per_decision=0.5",
+    "algorithm.batch_size=16",
+]
 _EPISODES = 3
 
 
 @dataclass(frozen=True)
 class Spared:
-    """A trial of a learner. ``paused``: why the arm did not go on in `AFTER_S` (""; it did). ``again_s``: from the signal
-    until another learner was there. ``episodes`` were closed, of which ``lost`` are not in the replay, or more than once;
-    ``records`` of journals were lost. ``ended``: the command's exit status."""
+    """A trial of a learner. ``paused``: why the arm did not go on in `AFTER_S` (""; it did).
+    ``again_s``: from the signal until another learner was there. ``episodes`` were closed, of which
+    ``lost`` are not in the replay, or more than once; ``records`` of journals were lost. ``ended``:
+    the command's exit status."""
 
     victim: str
     how: str
@@ -61,10 +70,13 @@ class Spared:
 
 
 def starts(folder: Path) -> dict[str, Path]:
-    """Checkpoints of the point robot: one that moves its hand in a circle of 4 cm, and a small one to learn from."""
+    """Checkpoints of the point robot: one that moves its hand in a circle of 4 cm, and a small
+    one to learn from."""
     robot = PointWorld().embodiment
     turns = torch.arange(2000) * 2 * math.pi / robot.control_hz
-    rows = torch.stack([0.048 * turns.cos(), 0.048 * turns.sin(), 0 * turns, -torch.ones_like(turns)], dim=1)
+    rows = torch.stack(
+        [0.048 * turns.cos(), 0.048 * turns.sin(), 0 * turns, -torch.ones_like(turns)], dim=1
+    )
     save_checkpoint(folder / "launcher", Recorded(robot, rows, [10] * 200))
     small: Any = SmallPolicy(SmallConfig(chunk_length=4, hidden=[16]), robot)
     save_checkpoint(folder / "learner", small)
@@ -72,11 +84,13 @@ def starts(folder: Path) -> dict[str, Path]:
 
 
 class Busy(StartError):
-    """The session's guard stopped the arm before anything was struck: this machine is too busy to keep the loop's time."""
+    """The session's guard stopped the arm before anything was struck: this machine is too busy
+    to keep the loop's time."""
 
 
 def launcher_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Trial:
-    """The launcher of a session whose policy is the checkpoint ``start`` is "killed" or "frozen" while the arm moves."""
+    """The launcher of a session whose policy is the checkpoint ``start`` is "killed" or "frozen"
+    while the arm moves."""
     for left in reversed(range(TRIES)):
         try:
             if (found := _launcher(how, start, delay, folder)).speed > 5 * AT_REST or not left:
@@ -90,7 +104,14 @@ def launcher_trial(how: str, start: Path, delay: float, folder: Path | None = No
 def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial:
     with tempfile.TemporaryDirectory(prefix="launch", dir=folder) as place:
         session = Path(place) / "s"
-        words = ["run", "--headless", f"checkpoint={start}", "robot=fake", f"output_dir={place}", "name=s"]
+        words = [
+            "run",
+            "--headless",
+            f"checkpoint={start}",
+            "robot=fake",
+            f"output_dir={place}",
+            "name=s",
+        ]
         with _command([*words, "robot.horizon=2000", "threads=1"], Path(place)) as launcher:
             viewer = _moving(launcher, session, Path(place), delay)
             when = time.monotonic()
@@ -104,14 +125,31 @@ def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial
             launcher.wait(END_S)
             _over(session)
         viewer.client.close()
-        return Trial("launcher", how, *judged(log, when), os.getloadavg()[0], *losses("launcher", kept, viewer, when))
+        return Trial(
+            "launcher",
+            how,
+            *judged(log, when),
+            os.getloadavg()[0],
+            *losses("launcher", kept, viewer, when),
+        )
 
 
 def learner_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Spared:
-    """The learner of ``robot learn`` from the policy ``start`` is "killed" or "frozen" while the arm moves."""
+    """The learner of ``robot learn`` from the policy ``start`` is "killed" or "frozen" while the
+    arm moves."""
     with tempfile.TemporaryDirectory(prefix="learn", dir=folder) as place:
         out = Path(place) / "a"
-        asked = ["learn", str(start), "--robot", "fake", "--out", str(out), "--headless", "--episodes", str(_EPISODES)]
+        asked = [
+            "learn",
+            str(start),
+            "--robot",
+            "fake",
+            "--out",
+            str(out),
+            "--headless",
+            "--episodes",
+            str(_EPISODES),
+        ]
         more = ["robot.horizon=60", "threads=1", f"rl.concurrent.hang_seconds={HANG_S}", *_LEARN]
         with _command([*asked, *more], Path(place)) as launcher:
             session = out / "sessions" / "0001"
@@ -125,15 +163,22 @@ def learner_trial(how: str, start: Path, delay: float, folder: Path | None = Non
             ended = launcher.wait(END_S)
             _over(session)
         episodes, lost = _learned(out)
-        return Spared("learner", how, paused, again, episodes, lost, kept.lost(), ended, os.getloadavg()[0])
+        return Spared(
+            "learner", how, paused, again, episodes, lost, kept.lost(), ended, os.getloadavg()[0]
+        )
 
 
-# --------------------------------------------------------------------------------------------------------- of one session
+# ----------------------------------------------------------------------------------- of one session
 @contextlib.contextmanager
 def _command(words: list[str], place: Path) -> Iterator[subprocess.Popen]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
     with open(place / "said.txt", "wb") as out:
-        process = subprocess.Popen([*_RUN, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+        process = subprocess.Popen(
+            [*_RUN, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+        )
     try:
         yield process
     finally:
@@ -144,8 +189,9 @@ def _command(words: list[str], place: Path) -> Iterator[subprocess.Popen]:
 
 
 def _moving(launcher: subprocess.Popen, session: Path, place: Path, delay: float) -> Operator:
-    """A viewer of the session, ``delay`` seconds after the policy began to move the arm, without a pause since. Raises
-    `StartError`; `Busy` where it is in FAULT, which nobody here acknowledges."""
+    """A viewer of the session, ``delay`` seconds after the policy began to move the arm, without a
+    pause since. Raises `StartError`; `Busy` where it is in FAULT, which nobody here
+    acknowledges."""
     until, since = time.monotonic() + START_S, 0.0
     viewer: Operator | None = None
     while time.monotonic() < until and launcher.poll() is None:
@@ -156,7 +202,10 @@ def _moving(launcher: subprocess.Popen, session: Path, place: Path, delay: float
             continue
         viewer.watch(0.02)
         if viewer.state is not None and viewer.state.mode == "FAULT":
-            raise Busy("the arm was stopped before anything was struck: try again where this machine has less to do")
+            raise Busy(
+                "the arm was stopped before anything was struck: try again where this "
+                "machine has less to do"
+            )
         if viewer.state is None or viewer.state.mode != "AUTO":
             since = 0.0
         elif viewer.state.policy:
@@ -174,13 +223,22 @@ def _watched(viewer: Operator) -> str:
     with contextlib.suppress(LinkError):
         viewer.watch(AFTER_S)
     time.sleep(max(0.0, began + AFTER_S - time.monotonic()))
-    return next((f"{m.name}: {m.value}" for m in viewer.seen if isinstance(m, Notice) and m.name in ("pause", "fault")), "")
+    return next(
+        (
+            f"{m.name}: {m.value}"
+            for m in viewer.seen
+            if isinstance(m, Notice) and m.name in ("pause", "fault")
+        ),
+        "",
+    )
 
 
 def _over(session: Path) -> None:
     """Wait until the session's processes have closed what they had open."""
     until = time.monotonic() + END_S
-    while time.monotonic() < until and ((session / "run" / "s").exists() or list(session.glob("journal/*.open"))):
+    while time.monotonic() < until and (
+        (session / "run" / "s").exists() or list(session.glob("journal/*.open"))
+    ):
         time.sleep(0.05)
 
 
@@ -189,7 +247,11 @@ def _learner(launcher: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
             stat = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            if int(stat[1]) == launcher and stat[0] != "Z" and b"learner_main" in (entry / "cmdline").read_bytes():
+            if (
+                int(stat[1]) == launcher
+                and stat[0] != "Z"
+                and b"learner_main" in (entry / "cmdline").read_bytes()
+            ):
                 return int(entry.name)
     return 0
 
@@ -197,7 +259,11 @@ def _learner(launcher: int) -> int:
 def _again(launcher: subprocess.Popen, before: int) -> float:
     """When (on the clock of all processes) another learner was there, or the command had ended."""
     until = time.monotonic() + END_S
-    while time.monotonic() < until and launcher.poll() is None and _learner(launcher.pid) in (0, before):
+    while (
+        time.monotonic() < until
+        and launcher.poll() is None
+        and _learner(launcher.pid) in (0, before)
+    ):
         time.sleep(0.02)
     return time.monotonic()
 
@@ -213,11 +279,20 @@ def _learned(out: Path) -> tuple[int, int]:
 def summary(how: str, rows: list[Spared]) -> dict[str, object]:
     """Of the trials of a learner."""
     again = sorted(row.again_s for row in rows)
-    return {
-        "victim": "learner", "how": how, "trials": len(rows), "went_on": sum(not row.paused for row in rows),
-        "paused": [row.paused for row in rows if row.paused],
-        "again_s": {"median": again[len(again) // 2], "max": again[-1]},
-        "episodes": sum(row.episodes for row in rows), "lost": sum(row.lost + row.records for row in rows),
-        "ended_well": sum(row.ended == 0 for row in rows), "load": sum(row.load for row in rows) / len(rows),
-        "trials_all": [dataclasses.asdict(row) for row in rows],
-    } if rows else {"victim": "learner", "how": how, "trials": 0}  # fmt: skip
+    return (
+        {
+            "victim": "learner",
+            "how": how,
+            "trials": len(rows),
+            "went_on": sum(not row.paused for row in rows),
+            "paused": [row.paused for row in rows if row.paused],
+            "again_s": {"median": again[len(again) // 2], "max": again[-1]},
+            "episodes": sum(row.episodes for row in rows),
+            "lost": sum(row.lost + row.records for row in rows),
+            "ended_well": sum(row.ended == 0 for row in rows),
+            "load": sum(row.load for row in rows) / len(rows),
+            "trials_all": [dataclasses.asdict(row) for row in rows],
+        }
+        if rows
+        else {"victim": "learner", "how": how, "trials": 0}
+    )

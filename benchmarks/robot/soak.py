@@ -1,8 +1,10 @@
-"""``vla-rl bench soak``: hours of sessions in virtual time with a random fault every half minute; what they left behind.
+"""``vla-rl bench soak``: hours of sessions in virtual time with a random fault every half minute;
+what they left behind.
 
-World, supervisor, policy, operator, console and recorder take turns in one process (`real.lockstep`), so that two hours take
-minutes; what needs a wall clock (lateness, links that fill up, processes that are killed) is `vla-rl bench robot`'s. Judged
-is what is independent of the code that is judged: the simulator's own log, and a count of all that was said to the recorder.
+World, supervisor, policy, operator, console and recorder take turns in one process
+(`real.lockstep`), so that two hours take minutes; what needs a wall clock (lateness, links that
+fill up, processes that are killed) is `vla-rl bench robot`'s. Judged is what is independent of the
+code that is judged: the simulator's own log, and a count of all that was said to the recorder.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Kind:
-    """How long a fault lasts (s), how strong it is, and in which modes it strikes (empty: any in which something moves)."""
+    """How long a fault lasts (s), how strong it is, and in which modes it strikes (empty: any in
+    which something moves)."""
 
     seconds: Range = (0.0, 0.0)
     value: Range = (0.0, 0.0)
@@ -51,22 +54,37 @@ class Kind:
 
 _HUMAN, _AUTO = ("HUMAN",), ("AUTO",)
 ARM = {  # of `real.robots.faults`
-    "reflex": Kind(), "power": Kind((0.3, 2)), "silent": Kind((0.2, 2)), "drop": Kind((0.5, 3), (0.3, 1)),
-    "latency": Kind((0.5, 3), (0.05, 0.3)), "force": Kind((0.2, 1), (10, 80)), "clock": Kind((0.3, 2), (0.1, 1)),
-    "gripper": Kind((1, 3)), "camera_freeze": Kind((0.2, 2)), "camera_late": Kind((0.5, 2), (0.05, 0.5)),
-    "camera_twice": Kind((0.5, 2)), "camera_gap": Kind((0.5, 2), (0.3, 0.9)), "camera_lost": Kind((0.2, 2)),
-}  # fmt: skip
+    "reflex": Kind(),
+    "power": Kind((0.3, 2)),
+    "silent": Kind((0.2, 2)),
+    "drop": Kind((0.5, 3), (0.3, 1)),
+    "latency": Kind((0.5, 3), (0.05, 0.3)),
+    "force": Kind((0.2, 1), (10, 80)),
+    "clock": Kind((0.3, 2), (0.1, 1)),
+    "gripper": Kind((1, 3)),
+    "camera_freeze": Kind((0.2, 2)),
+    "camera_late": Kind((0.5, 2), (0.05, 0.5)),
+    "camera_twice": Kind((0.5, 2)),
+    "camera_gap": Kind((0.5, 2), (0.3, 0.9)),
+    "camera_lost": Kind((0.2, 2)),
+}
 PEOPLE = {
-    "policy hangs": Kind((0.1, 3), modes=_AUTO), "policy late": Kind((1, 3), (0.15, 0.6), _AUTO),
-    "policy says NaN": Kind((0.5, 3), modes=_AUTO), "operator hangs": Kind((0.2, 2), modes=_HUMAN),
-    "operator lost": Kind((0.5, 3), modes=_HUMAN), "e-stop": Kind((0.5, 3)), "stop": Kind(),
+    "policy hangs": Kind((0.1, 3), modes=_AUTO),
+    "policy late": Kind((1, 3), (0.15, 0.6), _AUTO),
+    "policy says NaN": Kind((0.5, 3), modes=_AUTO),
+    "operator hangs": Kind((0.2, 2), modes=_HUMAN),
+    "operator lost": Kind((0.5, 3), modes=_HUMAN),
+    "e-stop": Kind((0.5, 3)),
+    "stop": Kind(),
     "console gone": Kind((1, 3)),
-}  # fmt: skip
-ENDING = {"policy killed": Kind((1.2, 1.2), modes=_AUTO), "recorder killed": Kind((0.5, 0.5))}  # of a session
+}
+# of a session
+ENDING = {"policy killed": Kind((1.2, 1.2), modes=_AUTO), "recorder killed": Kind((0.5, 0.5))}
 KINDS = ARM | PEOPLE | ENDING
 DEFECTS = {"command_jitter": 0.004, "drop": 0.01, "drift": 0.001, "gripper_lag": 0.1}  # always
 BAD = ("FAULT", "STOPPED", "PAUSED", "IDLE")
-PUSHES = ("force", "power")  # what moves the arm without the supervisor: violations are counted apart
+# what moves the arm without the supervisor: violations are counted apart
+PUSHES = ("force", "power")
 GROWN = 1.1  # no more may memory grow by, from the middle to the end
 HANG_S, SETTLED_S, STILL_S = 60.0, 2.0, 0.5  # STILL_S: nobody followed for so long has stopped
 _PER_BAG = 4  # of each kind that ends no session, for one of each that does
@@ -78,8 +96,8 @@ class Over(Exception):
 
 @dataclass
 class Struck:
-    """One fault. ``at`` counts the seconds of all sessions, ``moved_on_s`` from it until the arm was followed again (0: it
-    never stopped; None: the session ended)."""
+    """One fault. ``at`` counts the seconds of all sessions, ``moved_on_s`` from it until the arm
+    was followed again (0: it never stopped; None: the session ended)."""
 
     kind: str
     at: float
@@ -102,7 +120,8 @@ class Soak:
         self.counts: Counter[str] = Counter()  # episodes, records and what became of them
         self.refused: Counter[str] = Counter()
         self.longest_still = 0.0
-        self.memory: list[tuple[float, int, int]] = []  # virtual seconds, resident bytes, open files
+        # virtual seconds, resident bytes, open files
+        self.memory: list[tuple[float, int, int]] = []
         self.judges: dict[str, Any] = {}
         self.until = math.inf  # on the wall's clock
         self.past = 0.0  # virtual seconds of the sessions before
@@ -119,7 +138,8 @@ class Soak:
                 session.close()
             say(
                 f"{self.past / 60:.1f} of {self.seconds / 60:.0f} min, {len(self.struck)} faults, "
-                f"{self.counts['episodes']} episodes, {len(self.problems)} problems, {time.perf_counter() - began:.0f} s"
+                f"{self.counts['episodes']} episodes, {len(self.problems)} problems, "
+                f"{time.perf_counter() - began:.0f} s"
             )
 
     def is_over(self, now: float) -> bool:
@@ -133,8 +153,9 @@ class Soak:
     def look(self, now: float) -> None:
         """Memory and open files."""
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        self.memory.append((now, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
-
+        self.memory.append(
+            (now, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")))
+        )
 
     def conclude(self) -> None:
         """What only the whole shows."""
@@ -143,7 +164,9 @@ class Soak:
             self.problems.append(f"limits were exceeded in the simulator's own log: {exceeded}")
         (_, middle, files), (_, end, left) = self.memory[len(self.memory) // 2], self.memory[-1]
         if end > GROWN * middle or left > files:
-            self.problems.append(f"it grew from the middle on: {middle} to {end} bytes, {files} to {left} open files")
+            self.problems.append(
+                f"it grew from the middle on: {middle} to {end} bytes, {files} to {left} open files"
+            )
 
 
 class _Session:
@@ -151,7 +174,10 @@ class _Session:
 
     def __init__(self, soak: Soak):
         soak.sessions += 1
-        self.soak, self.rng = soak, np.random.default_rng([int(soak.rng.integers(2**31)), soak.sessions])
+        self.soak, self.rng = (
+            soak,
+            np.random.default_rng([int(soak.rng.integers(2**31)), soak.sessions]),
+        )
         self.folder = soak.folder / f"{soak.sessions:04d}"
         self.lockstep = Lockstep(self.folder, soak.config, thinking_s=0.02)
         world = self.lockstep.world
@@ -159,7 +185,8 @@ class _Session:
         self.operator = WorldExpert(world, 0.5)
         self.lockstep.join("soak", "viewer", self._hear)
         self._watch()
-        self._told: Counter[str] = Counter()  # what was said to the recorder since the episode began
+        # what was said to the recorder since the episode began
+        self._told: Counter[str] = Counter()
         self._camera_faults, self._camera_until = False, 0.0  # whether one was in this episode
         self._fault: Struck | None = None
         self._due = self._waited = self.lockstep.now + soak.every
@@ -169,7 +196,9 @@ class _Session:
         self._bad: float | None = None  # last, since the fault struck
         self._begun = 0
         limits = limit_files.load(
-            soak.config.limits, self.lockstep.robot.limits, limit_files.needed("cartesian", False, True)
+            soak.config.limits,
+            self.lockstep.robot.limits,
+            limit_files.needed("cartesian", False, True),
         )
         if not soak.judges:
             soak.judges = {"own": Judge(limits), "pushed": Judge(limits)}
@@ -177,11 +206,15 @@ class _Session:
 
     def run(self) -> None:
         known = self.lockstep.world.tasks
-        tasks = tuple(Task(name, task["instruction"], horizon=task["horizon"]) for name, task in known.items())
+        tasks = tuple(
+            Task(name, task["instruction"], horizon=task["horizon"]) for name, task in known.items()
+        )
         kind = ("synchronous", "asynchronous", "ensemble")[self.soak.sessions % 3]
         plan = Plan(tasks)
         with contextlib.suppress(Over):
-            self.lockstep.run(plan, self.policy, f"soak-{kind}", ActingConfig(kind), lambda outcome: None)
+            self.lockstep.run(
+                plan, self.policy, f"soak-{kind}", ActingConfig(kind), lambda outcome: None
+            )
 
     def close(self) -> None:
         soak, recorder = self.soak, self.lockstep.recorder
@@ -193,9 +226,12 @@ class _Session:
         if not any((self.folder / "journal").glob("*")):  # (what is wrong stays)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    # ------------------------------------------------------------------------------------------------------ every message
+    # -------------------------------------------------------------------------------- every message
     def _hear(self, message: Message) -> None:
-        if message.kind in ("state", "chunk", "frame", "event", "notice") and self.lockstep.recorder is not None:
+        if (
+            message.kind in ("state", "chunk", "frame", "event", "notice")
+            and self.lockstep.recorder is not None
+        ):
             self._told[message.kind] += 1
         if isinstance(message, Notice):
             self._notice(message)
@@ -218,7 +254,12 @@ class _Session:
     def _wants_help(self) -> bool:
         """Whether the next fault is waiting for a person to drive."""
         bag = self.soak.bag
-        return self._fault is None and bool(bag) and KINDS[bag[-1]].modes == _HUMAN and self.lockstep.now >= self._due - 5.0
+        return (
+            self._fault is None
+            and bool(bag)
+            and KINDS[bag[-1]].modes == _HUMAN
+            and self.lockstep.now >= self._due - 5.0
+        )
 
     def _tick(self, state: State) -> None:
         now = self.lockstep.now
@@ -229,7 +270,10 @@ class _Session:
         still = now - self._followed
         self.soak.longest_still = max(self.soak.longest_still, still)
         if still > HANG_S:
-            self._problem(f"nothing has moved for {still:.0f} s: {state.mode}, {', '.join(state.faults)}; {self._fault}")
+            self._problem(
+                f"nothing has moved for {still:.0f} s: {state.mode}, "
+                f"{', '.join(state.faults)}; {self._fault}"
+            )
             raise Over
         if self._fault is not None:
             self._follow(self._fault, state, now)
@@ -249,7 +293,7 @@ class _Session:
         judge.look(robot)
         self._pushed &= now < self._pushed_until or judge.room < 0.0  # and where it was left
 
-    # ------------------------------------------------------------------------------------------------------------- faults
+    # --------------------------------------------------------------------------------------- faults
     def _strike(self, state: State, now: float) -> None:
         soak = self.soak
         soak.fill()
@@ -261,7 +305,9 @@ class _Session:
                 return
         name = soak.bag.pop()
         seconds, value = (float(self.rng.uniform(*r)) for r in (kind.seconds, kind.value))
-        self._fault = Struck(name, round(soak.past + now, 2), round(seconds, 2), round(value, 3), state.mode)
+        self._fault = Struck(
+            name, round(soak.past + now, 2), round(seconds, 2), round(value, 3), state.mode
+        )
         self._until, self._bad = now + seconds, None
         soak.struck.append(self._fault)
         soak.look(soak.past + now)
@@ -326,7 +372,11 @@ class _Session:
         self._undo()
         self._undo = lambda: None
         if fault.kind in ENDING:
-            fault.stopped = not state.policy if fault.kind == "policy killed" else state.holding or state.mode in BAD
+            fault.stopped = (
+                not state.policy
+                if fault.kind == "policy killed"
+                else state.holding or state.mode in BAD
+            )
             if not fault.stopped:
                 self._problem(f"{fault}: the arm goes on")
             raise Over
@@ -340,18 +390,28 @@ class _Session:
             return
         self._fault, self._due = None, max(now, self._due + self.soak.every)
 
-    # ------------------------------------------------------------------------------------------------------------ records
+    # -------------------------------------------------------------------------------------- records
     def _newest(self, suffix: str = "") -> Path:
-        return max((self.folder / "journal").glob(f"*{SUFFIX}{suffix}"), key=lambda path: path.stat().st_mtime_ns)
+        return max(
+            (self.folder / "journal").glob(f"*{SUFFIX}{suffix}"),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
 
     def _check(self, path: Path, killed: bool = False) -> None:
         """Hold a closed episode against what was told; keep it only where something is wrong."""
         soak, episode = self.soak, read(path, pictures=False)
         found = {
-            "state": len(episode.ticks), "chunk": len(episode.chunks), "frame": sum(map(len, episode.frames.values())),
-            "event": len(episode.events), "notice": len(episode.notices),
-        }  # fmt: skip
-        wrong = [f"{self._told[name]} {name}s were told, {n} recorded" for name, n in found.items() if n != self._told[name]]
+            "state": len(episode.ticks),
+            "chunk": len(episode.chunks),
+            "frame": sum(map(len, episode.frames.values())),
+            "event": len(episode.events),
+            "notice": len(episode.notices),
+        }
+        wrong = [
+            f"{self._told[name]} {name}s were told, {n} recorded"
+            for name, n in found.items()
+            if n != self._told[name]
+        ]
         soak.counts["lost"] += sum(abs(n - self._told[name]) for name, n in found.items())
         cameras = tuple(f"{name}: " for name in episode.frames)
         for text in check(episode):
@@ -361,7 +421,9 @@ class _Session:
                 wrong.append(text)
         for text in wrong:
             self._problem(f"{path.parent.parent.name}/{path.name}: {text}")
-        soak.counts.update(episodes=1, recovered=int(killed), records=sum(found.values()), ticks=found["state"])
+        soak.counts.update(
+            episodes=1, recovered=int(killed), records=sum(found.values()), ticks=found["state"]
+        )
         labels = [e["value"] for e in episode.events if e["name"] == "label"]
         soak.counts["successes"] += labels[-1:] == ["success"]
         soak.counts["human_ticks"] += sum(tick["is_human"] for tick in episode.ticks)
@@ -374,18 +436,31 @@ class _Session:
 
 
 def measure(
-    world: str, limits: Path | None, minutes: float, wall: float, every: float, seed: int, keep: Path | None
+    world: str,
+    limits: Path | None,
+    minutes: float,
+    wall: float,
+    every: float,
+    seed: int,
+    keep: Path | None,
 ) -> dict[str, Any]:
-    """``keep``: a folder that keeps what is wrong; else it is a temporary one. After ``wall`` minutes on the wall's clock it
-    ends earlier."""
+    """``keep``: a folder that keeps what is wrong; else it is a temporary one. After ``wall``
+    minutes on the wall's clock it ends earlier."""
     if not (minutes > 0 and every > 0):
         raise ConfigError(f"--minutes {minutes:g} --every {every:g}: give more than 0")
     file = limits_of(world, limits)
     options = {"tasks": ["lift_cube"], **SMALL[world]} if world in SMALL else {}
     config = BodyConfig(
-        limits=str(file), world=world, options=options, defects=DEFECTS | {"seed": seed}, camera_hz=20.0,
-        supervisor={"required": ["guard", "recorder"], "cameras": options.get("cameras", ["front"])},
-    )  # fmt: skip
+        limits=str(file),
+        world=world,
+        options=options,
+        defects=DEFECTS | {"seed": seed},
+        camera_hz=20.0,
+        supervisor={
+            "required": ["guard", "recorder"],
+            "cameras": options.get("cameras", ["front"]),
+        },
+    )
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="soak") as place:
         soak = Soak(config, keep or Path(place), minutes, every, seed)
@@ -393,7 +468,12 @@ def measure(
         soak.run()
         soak.look(soak.past)
         soak.conclude()
-    return _document(soak) | {"world": world, "seed": seed, "every_s": every, "wall_s": time.perf_counter() - began}
+    return _document(soak) | {
+        "world": world,
+        "seed": seed,
+        "every_s": every,
+        "wall_s": time.perf_counter() - began,
+    }
 
 
 def _document(soak: Soak) -> dict[str, Any]:
@@ -401,23 +481,39 @@ def _document(soak: Soak) -> dict[str, Any]:
         mine = [s for s in soak.struck if s.kind == kind]
         times = [s.moved_on_s for s in mine if s.moved_on_s]
         return {
-            "kind": kind, "count": len(mine), "stopped": sum(s.stopped for s in mine),
+            "kind": kind,
+            "count": len(mine),
+            "stopped": sum(s.stopped for s in mine),
             "moved_on_s": {"median": float(np.median(times)), "max": max(times)} if times else None,
-        }  # fmt: skip
+        }
 
     judged = {
-        name: {"violations": j.kinds, "nearest_m_or_rad": j.nearest, "fastest": j.fastest(), "braking_m": j.braking}
+        name: {
+            "violations": j.kinds,
+            "nearest_m_or_rad": j.nearest,
+            "fastest": j.fastest(),
+            "braking_m": j.braking,
+        }
         for name, j in soak.judges.items()
     }
     at = [0, len(soak.memory) // 2, -1]
     memory = {name: soak.memory[i] for name, i in zip(("start", "middle", "end"), at)}
     return {
-        "virtual_minutes": soak.past / 60, "sessions": soak.sessions, "faults": [row(kind) for kind in KINDS],
-        "struck": [vars(s) for s in soak.struck], "counts": dict(soak.counts), "longest_standstill_s": soak.longest_still,
-        "limits": judged, "refused": dict(soak.refused), "problems": soak.problems, "load": os.getloadavg()[0],
-        "memory": {n: {"virtual_s": t, "rss_bytes": b, "open_files": f} for n, (t, b, f) in memory.items()},
+        "virtual_minutes": soak.past / 60,
+        "sessions": soak.sessions,
+        "faults": [row(kind) for kind in KINDS],
+        "struck": [vars(s) for s in soak.struck],
+        "counts": dict(soak.counts),
+        "longest_standstill_s": soak.longest_still,
+        "limits": judged,
+        "refused": dict(soak.refused),
+        "problems": soak.problems,
+        "load": os.getloadavg()[0],
+        "memory": {
+            n: {"virtual_s": t, "rss_bytes": b, "open_files": f} for n, (t, b, f) in memory.items()
+        },
         "rss_peak_bytes": max(b for _, b, _ in soak.memory),
-    }  # fmt: skip
+    }
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -426,17 +522,24 @@ def text(document: Mapping[str, Any]) -> str:
         took = row["moved_on_s"]
         shown = f"median {took['median']:.1f} s, at most {took['max']:.1f} s" if took else ""
         rows.append((row["kind"], str(row["count"]), str(row["stopped"]), shown))
-    c, own, pushed = (document["counts"], *(document["limits"][name]["violations"] for name in ("own", "pushed")))
+    c, own, pushed = (
+        document["counts"],
+        *(document["limits"][name]["violations"] for name in ("own", "pushed")),
+    )
     memory = [document["memory"][name] for name in ("start", "middle", "end")]
     mib = " / ".join(f"{each['rss_bytes'] / 2**20:.1f}" for each in memory)
     files = " / ".join(str(each["open_files"]) for each in memory)
-    return "\n".join([
-        table(rows),
-        f"{document['virtual_minutes']:.0f} virtual minutes in {document['wall_s'] / 60:.1f}, {document['sessions']} "
-        f"sessions, longest standstill {document['longest_standstill_s']:.1f} s",
-        f"{c['episodes']} episodes ({c['recovered']} recovered), {c['records']} records, {c['lost']} lost",
-        f"limits exceeded in the simulator's own log: {sum(own.values())} ({own}); while it was pushed or without power: "
-        f"{sum(pushed.values())}",
-        f"memory at start / middle / end {mib} MiB, open files {files}",
-        f"{len(document['problems'])} problems",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            table(rows),
+            f"{document['virtual_minutes']:.0f} virtual minutes in {document['wall_s'] / 60:.1f}, "
+            f"{document['sessions']} sessions, longest standstill "
+            f"{document['longest_standstill_s']:.1f} s",
+            f"{c['episodes']} episodes ({c['recovered']} recovered), {c['records']} records, "
+            f"{c['lost']} lost",
+            f"limits exceeded in the simulator's own log: {sum(own.values())} ({own}); while it "
+            f"was pushed or without power: {sum(pushed.values())}",
+            f"memory at start / middle / end {mib} MiB, open files {files}",
+            f"{len(document['problems'])} problems",
+        ]
+    )

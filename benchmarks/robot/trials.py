@@ -1,7 +1,8 @@
-"""Kill or freeze a process while the arm moves; the arm's own log tells when it began to hold and where it came to rest.
+"""Kill or freeze a process while the arm moves; the arm's own log tells when it began to hold and
+where it came to rest.
 
-Every trial has a session of its own on the wall clock. All processes share one clock (CLOCK_MONOTONIC), so the moment of
-the signal and the arm's log can be compared.
+Every trial has a session of its own on the wall clock. All processes share one clock
+(CLOCK_MONOTONIC), so the moment of the signal and the arm's log can be compared.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ AT_REST = 0.01  # m/s
 FULL = 0.05  # metres a control step of a device's full deflection, in both worlds
 TRIES = 4  # of a trial in which a pause of a busy machine had stopped the arm before the signal
 DEFECTS = {"killed": "camera_lost", "frozen": "camera_freeze"}  # of a simulated arm's own cameras
-MOVES = {"fake": (-0.048, 0.0, 0.0, -1.0), "tabletop": (0.0, 0.041, 0.0, -1.0)}  # about 0.25 m/s each
+# about 0.25 m/s each
+MOVES = {"fake": (-0.048, 0.0, 0.0, -1.0), "tabletop": (0.0, 0.041, 0.0, -1.0)}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Seconds and metres from the signal on. ``speed`` is the arm's at that moment; ``load`` the machine's average. ``lost``
-    counts acknowledged records that the journal lacks after it, and holes in it; ``unwritten`` the ticks that had been
-    announced, which a recorder took with it."""
+    """Seconds and metres from the signal on. ``speed`` is the arm's at that moment; ``load`` the
+    machine's average. ``lost`` counts acknowledged records that the journal lacks after it, and
+    holes in it; ``unwritten`` the ticks that had been announced, which a recorder took with it."""
 
     victim: str
     how: str
@@ -79,12 +81,17 @@ class Operator:
         while self.state is None or self.state.mode != mode:
             if time.monotonic() > end:
                 said = [f"{m.name}: {m.value}" for m in self.seen if isinstance(m, Notice)][-5:]
-                raise StartError(f"the session did not reach {mode}: it is {self.state and self.state.mode}; {said}")
+                raise StartError(
+                    f"the session did not reach {mode}: it is "
+                    f"{self.state and self.state.mode}; {said}"
+                )
             self.watch(0.02)
 
     def press(self, *names: str) -> None:
         for name in names:
-            self.client.send(Event, name=name, value="", at=time.monotonic(), lease=self.client.token)
+            self.client.send(
+                Event, name=name, value="", at=time.monotonic(), lease=self.client.token
+            )
 
     def resume(self) -> None:
         """Back to AUTO where a pause came in between: a machine under load misses beats."""
@@ -94,7 +101,8 @@ class Operator:
         self.until("AUTO")
 
     def drive(self, mode: str = "AUTO") -> None:
-        """Take control and let the policy move; or until ``mode``, where somebody else takes over at once."""
+        """Take control and let the policy move; or until ``mode``, where somebody else takes
+        over at once."""
         self.client.send(Lease, ask="request", token="", force=False)
         while not self.client.token:
             self.watch(0.02)
@@ -105,19 +113,33 @@ class Operator:
 def driver(socket: str, world: str, log: Path, *more: str) -> subprocess.Popen:
     """The scripted policy in a process of its own; or a hand, or a console, as ``more`` says."""
     scale = FULL if "--hand" in more else 1.0
-    command = [sys.executable, "-m", "benchmarks.robot.driver", socket, "20", *(str(x / scale) for x in MOVES[world]), *more]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.robot.driver",
+        socket,
+        "20",
+        *(str(x / scale) for x in MOVES[world]),
+        *more,
+    ]
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     while not log.read_bytes().startswith(b"ready"):
         if process.poll() is not None:
-            raise StartError(f"the driver did not start: {log.read_text(encoding='utf-8', errors='replace')[-500:]}")
+            raise StartError(
+                "the driver did not start: "
+                f"{log.read_text(encoding='utf-8', errors='replace')[-500:]}"
+            )
         time.sleep(0.01)
     return process
 
 
 @contextlib.contextmanager
 def swaying(body: Body, world: str, role: str = "console") -> Iterator[Operator]:
-    """Whoever watches in that role, while the scripted policy is there, which turns round all the time."""
+    """Whoever watches in that role, while the scripted policy is there, which turns round all
+    the time."""
     policy = driver(body.socket, world, body.run / "driver.txt", "--sway")
     operator = Operator(body.socket, role)
     try:
@@ -128,10 +150,13 @@ def swaying(body: Body, world: str, role: str = "console") -> Iterator[Operator]
         operator.client.close()
 
 
-def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None) -> Trial:
-    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor", "guard", "recorder",
-    "camera" (of ``config``), "picture" (those of a simulated arm's own cameras), or "operator" (who has control, in this
-    process) is "killed" or "frozen" ``delay`` seconds after the arm was told to move."""
+def trial(
+    victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None
+) -> Trial:
+    """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor",
+    "guard", "recorder", "camera" (of ``config``), "picture" (those of a simulated arm's own
+    cameras), or "operator" (who has control, in this process) is "killed" or "frozen" ``delay``
+    seconds after the arm was told to move."""
     for _ in range(TRIES):
         if (found := _tried(victim, how, config, delay, folder)).speed > 5 * AT_REST:
             break
@@ -139,17 +164,23 @@ def trial(victim: str, how: str, config: BodyConfig, delay: float, folder: Path 
 
 
 def _tried(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None) -> Trial:
-    with tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place, Body(place, config) as body:
+    with (
+        tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place,
+        Body(place, config) as body,
+    ):
         own = {"policy": driver(body.socket, config.world, Path(place) / "driver.txt")}
         if victim == "console":
-            own["console"] = driver(body.socket, config.world, Path(place) / "console.txt", "--console")
+            own["console"] = driver(
+                body.socket, config.world, Path(place) / "console.txt", "--console"
+            )
         if victim == "teleop":
             own["teleop"] = driver(body.socket, config.world, Path(place) / "hand.txt", "--hand")
         operator = Operator(body.socket, "launcher" if victim == "console" else "console")
         try:
             operator.drive("HUMAN" if victim == "teleop" else "AUTO")
             operator.watch(delay)
-            processes = {name.split("_")[0]: process for name, process in body.processes.items()}  # camera_side0
+            # camera_side0
+            processes = {name.split("_")[0]: process for name, process in body.processes.items()}
             when = _strike(victim, how, processes | own, operator, body)
             kept = Kept(body.folder / "journal")
             if victim == "operator":
@@ -165,17 +196,28 @@ def _tried(victim: str, how: str, config: BodyConfig, delay: float, folder: Path
                 process.wait()
             operator.client.close()
         body.close()
-        return Trial(victim, how, *judged(log, when), os.getloadavg()[0], *losses(victim, kept, operator, when))
+        return Trial(
+            victim,
+            how,
+            *judged(log, when),
+            os.getloadavg()[0],
+            *losses(victim, kept, operator, when),
+        )
 
 
 def losses(victim: str, kept: Kept, operator: Operator, when: float) -> tuple[int, int]:
-    """`Trial.lost` and `Trial.unwritten` of a session that has ended. Only a recorder may take what comes last with it."""
+    """`Trial.lost` and `Trial.unwritten` of a session that has ended. Only a recorder may take
+    what comes last with it."""
     lost = kept.lost()
-    holes, last = unrecorded(kept.folder, [tick for stamp, tick in operator.announced if stamp <= when])
+    holes, last = unrecorded(
+        kept.folder, [tick for stamp, tick in operator.announced if stamp <= when]
+    )
     return (lost + holes, last) if victim == "recorder" else (lost + holes + last, 0)
 
 
-def _strike(victim: str, how: str, processes: dict[str, subprocess.Popen], operator: Operator, body: Body) -> float:
+def _strike(
+    victim: str, how: str, processes: dict[str, subprocess.Popen], operator: Operator, body: Body
+) -> float:
     when = time.monotonic()
     if victim == "operator":  # this very process: its beats and its lease end
         operator.client.close()
@@ -193,22 +235,29 @@ def _wait(operator: Operator, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def judged(log: dict[str, list[tuple[float, Any]]], when: float) -> tuple[float, float, float, float]:
+def judged(
+    log: dict[str, list[tuple[float, Any]]], when: float
+) -> tuple[float, float, float, float]:
     """Speed at the signal; then hold and rest (s) and distance (m) after it."""
     times = np.array([t for t, _ in log["path"]])
     places = np.array([p for _, p in log["path"]])
     start = int(np.searchsorted(times, when))
     window = slice(max(0, start - 15), start)
     span = times[window][-1] - times[window][0]
-    speed = float(np.linalg.norm(places[window][-1] - places[window][0]) / span) if span > 0 else 0.0
+    speed = (
+        float(np.linalg.norm(places[window][-1] - places[window][0]) / span) if span > 0 else 0.0
+    )
     stops = [t for t, name in log["event"] if name in ("hold", "stop", "watchdog")]
     later_stops = [t for t in stops if t > when]
     hold = later_stops[0] - when if later_stops else float("inf")
     if stops and not later_stops and all(t <= stops[-1] for t, _ in log["target"]):
-        hold = 0.0  # a late supervisor's arm had begun to hold by itself, and was told nothing since
+        # a late supervisor's arm had begun to hold by itself, and was told nothing since
+        hold = 0.0
     after, later = places[start:], times[start:]
     step = max(1, int(0.01 / 0.002) - 1)
-    speeds = np.linalg.norm(after[step:] - after[:-step], axis=1) / np.maximum(later[step:] - later[:-step], 1e-6)
+    speeds = np.linalg.norm(after[step:] - after[:-step], axis=1) / np.maximum(
+        later[step:] - later[:-step], 1e-6
+    )
     fast = np.flatnonzero(speeds > AT_REST)
     rest = float(later[min(fast[-1] + step, len(later) - 1)] - when) if len(fast) else 0.0
     return speed, hold, rest, float(np.linalg.norm(after[-1] - places[start - 1]))

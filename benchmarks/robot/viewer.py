@@ -1,4 +1,5 @@
-"""A page that only watches: ``python -m benchmarks.robot.viewer URL FILE`` writes on SIGTERM how old each picture was (s).
+"""A page that only watches: ``python -m benchmarks.robot.viewer URL FILE`` writes on SIGTERM how
+old each picture was (s).
 
 It answers as the page's scripts do, so that it is sent as much; nothing is decoded or drawn.
 """
@@ -39,7 +40,9 @@ async def _answer(socket: Any, ages: list[float]) -> None:
     async def say(kind: str, **fields: Any) -> None:
         nonlocal number
         number += 1
-        await socket.send_str(json.dumps({"k": kind, "c": nonce, "n": number, "t": time.monotonic(), **fields}))
+        await socket.send_str(
+            json.dumps({"k": kind, "c": nonce, "n": number, "t": time.monotonic(), **fields})
+        )
 
     async for message in socket:
         if isinstance(message.data, bytes):

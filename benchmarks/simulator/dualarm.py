@@ -1,8 +1,10 @@
-"""`vla-rl bench sim --suite dualarm`: this suite's simulator against the ways in which others step one like it.
+"""`vla-rl bench sim --suite dualarm`: this suite's simulator against the ways in which others step
+one like it.
 
-"objects in threads" makes an env object for every episode (its scene to draw, its cameras) and steps each in a thread, chunk
-by chunk, as SimpleVLA-RL and RLinf step RoboTwin; "a picture an action" does so one action at a time, as a gym env is
-stepped. All take the same actions and draw the same pictures.
+"objects in threads" makes an env object for every episode (its scene to draw, its cameras) and
+steps each in a thread, chunk by chunk, as SimpleVLA-RL and RLinf step RoboTwin; "a picture an
+action" does so one action at a time, as a gym env is stepped. All take the same actions and draw
+the same pictures.
 """
 
 from __future__ import annotations
@@ -55,9 +57,14 @@ def measure(
 ) -> dict[str, Any]:
     """``steps`` control steps per slot and round."""
     if not config.pictured:
-        raise ConfigError("env.observe=state shows no pictures, and the benchmark compares them: set env.observe=pictures")
+        raise ConfigError(
+            "env.observe=state shows no pictures, and the benchmark compares them: "
+            "set env.observe=pictures"
+        )
     factory = functools.partial(DualArmSimulator, config)
-    return ways.bench(factory, Asked(config, chunk, steps, resets), (measured, own_packs), workers, python)
+    return ways.bench(
+        factory, Asked(config, chunk, steps, resets), (measured, own_packs), workers, python
+    )
 
 
 text = ways.text
@@ -71,21 +78,40 @@ def measured(_: Any, asked: Asked) -> dict[str, Any]:
     more["MB of the process with its first slot"] = memory_mb()
     others: dict[str, Callable[[], Way]] = {
         name: functools.partial(Threads, functools.partial(Env, asked.config, stride))
-        for name, stride in (("objects in threads, a picture a chunk", 0), ("objects in threads, a picture an action", 1))
+        for name, stride in (
+            ("objects in threads, a picture a chunk", 0),
+            ("objects in threads, a picture an action", 1),
+        )
     }
     sizes = ways.slot_memory(others, plan, simulator)
-    document = ways.measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
-    return document | {"resets": asked.resets, "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets)}
+    document = ways.measure(InTurn(simulator), others, plan) | {
+        "more": more,
+        "plan": plan,
+        "mb_per_slot": sizes,
+    }
+    return document | {
+        "resets": asked.resets,
+        "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets),
+    }
 
 
 def planned(asked: Asked) -> Plan:
-    """For each slot an episode of the configured tasks in turn, and smooth random actions that end none of them."""
+    """For each slot an episode of the configured tasks in turn, and smooth random actions that
+    end none of them."""
     plan = []
     for slot in range(SLOTS):
         rng = np.random.default_rng(slot)
-        actions = np.clip(_SPREAD * rng.standard_normal((asked.chunks, asked.chunk, 14)), -1.0, 1.0) * MAX_STEP
+        actions = (
+            np.clip(_SPREAD * rng.standard_normal((asked.chunks, asked.chunk, 14)), -1.0, 1.0)
+            * MAX_STEP
+        )
         actions[..., [6, 13]] = 1.0
-        plan.append((EpisodeSpec(asked.config.tasks[slot % len(asked.config.tasks)], slot), actions.astype(np.float32)))
+        plan.append(
+            (
+                EpisodeSpec(asked.config.tasks[slot % len(asked.config.tasks)], slot),
+                actions.astype(np.float32),
+            )
+        )
     return plan
 
 

@@ -1,11 +1,13 @@
-"""`vla-rl bench sim --suite libero_...`: LIBERO as others step it, and this simulator, on the same actions.
+"""`vla-rl bench sim --suite libero_...`: LIBERO as others step it, and this simulator, on the same
+actions.
 
-Baselines: "lerobot", its `LiberoEnv` with both cameras at the same size; and "rebuilding", the way of SimpleVLA-RL and
-RLinf, which render both cameras at 256 px at every control step and build the scene anew at every training reset. Ours
-runs the same actions chunk by chunk, at chunks of 1 and 4 too, for pictures at decisions are what it saves. Like is compared
-with like: several workers with as many processes of lerobot's, a task's first episode with building its environment, later
-ones with a reset of an environment that was kept. Physics and pixels are compared at every decision of one episode in which
-the hand presses on things, the first one of a new lerobot environment.
+Baselines: "lerobot", its `LiberoEnv` with both cameras at the same size; and "rebuilding", the way
+of SimpleVLA-RL and RLinf, which render both cameras at 256 px at every control step and build the
+scene anew at every training reset. Ours runs the same actions chunk by chunk, at chunks of 1 and 4
+too, for pictures at decisions are what it saves. Like is compared with like: several workers with
+as many processes of lerobot's, a task's first episode with building its environment, later ones
+with a reset of an environment that was kept. Physics and pixels are compared at every decision of
+one episode in which the hand presses on things, the first one of a new lerobot environment.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ RESETS = 8
 SLOTS = 4  # whose memory is measured
 CHUNKS = (1, 4)  # shown beside the one that is asked for
 LEROBOT_DRAWS = 3  # of openings before lerobot's first episode, see LiberoConfig.opening_draws
-PRESSING = np.array([0.0, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0], np.float32)  # added to the actions where physics is compared
+# added to the actions where physics is compared
+PRESSING = np.array([0.0, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0], np.float32)
 
 
 @dataclass(frozen=True)
@@ -62,44 +65,67 @@ def measure(
 ) -> dict[str, Any]:
     """Both looks are measured: raises `ConfigError` for a ``look``.
 
-    ``steps`` control steps per task and measurement; ``workers``: sizes of the process pool to measure (empty: none).
-    Times are milliseconds per control step unless they are per reset; memory is MB (10^6 bytes).
+    ``steps`` control steps per task and measurement; ``workers``: sizes of the process pool to
+    measure (empty: none). Times are milliseconds per control step unless they are per reset; memory
+    is MB (10^6 bytes).
     """
     if look is not None:
-        raise ConfigError(f"--look {look}: the libero benchmark measures both looks; leave the option out")
+        raise ConfigError(
+            f"--look {look}: the libero benchmark measures both looks; leave the option out"
+        )
     if chunk < 1 or steps < 1 or rounds < 1 or not tasks:
         raise ConfigError(
-            f"bench needs chunk, steps and rounds >= 1 and a task, got {chunk}, {steps}, {rounds}, {list(tasks)}"
+            f"bench needs chunk, steps and rounds >= 1 and a task, got {chunk}, {steps}, {rounds}, "
+            f"{list(tasks)}"
         )
     options: dict[str, Any] = {"suite": suite, "tasks": list(tasks), "camera_size": camera_size}
     options["opening_draws"] = LEROBOT_DRAWS
-    simulators = {name: LiberoSimulator(LiberoConfig(**options | changes)) for name, changes in VARIANTS.items()}
+    simulators = {
+        name: LiberoSimulator(LiberoConfig(**options | changes))
+        for name, changes in VARIANTS.items()
+    }
     exact = simulators["exact"]
     episodes = [item for task in exact.tasks for item in record(task.task_id, steps)]
     lerobot = {task.task_id: LerobotEnv(exact, task.task_id, camera_size) for task in exact.tasks}
     rebuilding = {task.task_id: RebuildingEnv(exact.task(task.task_id)) for task in exact.tasks}
     chunks = sorted({*CHUNKS, chunk})
     baselines: dict[str, dict[str, Any]] = {"lerobot": lerobot, "rebuilding": rebuilding}
-    calls: dict[Any, Callable[[], float]] = {n: functools.partial(run_plain, e, episodes) for n, e in baselines.items()}
+    calls: dict[Any, Callable[[], float]] = {
+        n: functools.partial(run_plain, e, episodes) for n, e in baselines.items()
+    }
     for name, simulator in simulators.items():
-        calls |= {(name, length): functools.partial(run_ours, simulator, episodes, length) for length in chunks}
+        calls |= {
+            (name, length): functools.partial(run_ours, simulator, episodes, length)
+            for length in chunks
+        }
     seconds = [{key: call() for key, call in calls.items()} for _ in range(rounds)]  # in turns
     agreement = compare(exact, simulators["light, fast control"], episodes[0], chunk)
     count = sum(len(item.actions) for item in episodes)
     ms = {key: 1e3 * min(each[key] for each in seconds) / count for key in calls}
     document: dict[str, Any] = {
-        "suite": suite, "tasks": [task.task_id for task in exact.tasks], "chunk": chunk, "steps": count,
-        "camera_size": camera_size, "rebuilding_camera_size": REBUILDING_SIZE, "gl": os.environ.get("MUJOCO_GL", ""),
-        "cpus": os.cpu_count(), "rounds": rounds,
-        "ms_per_step": {name: ms[name] for name in ("lerobot", "rebuilding")} | {name: ms[name, chunk] for name in VARIANTS},
-        "ms_per_step_by_chunk": {name: {str(length): ms[name, length] for length in chunks} for name in VARIANTS},
+        "suite": suite,
+        "tasks": [task.task_id for task in exact.tasks],
+        "chunk": chunk,
+        "steps": count,
+        "camera_size": camera_size,
+        "rebuilding_camera_size": REBUILDING_SIZE,
+        "gl": os.environ.get("MUJOCO_GL", ""),
+        "cpus": os.cpu_count(),
+        "rounds": rounds,
+        "ms_per_step": {name: ms[name] for name in ("lerobot", "rebuilding")}
+        | {name: ms[name, chunk] for name in VARIANTS},
+        "ms_per_step_by_chunk": {
+            name: {str(length): ms[name, length] for length in chunks} for name in VARIANTS
+        },
         "control": control_cost(exact, simulators["light, fast control"], lerobot, episodes),
-        "limit": {name: limit(simulator, episodes, chunk) for name, simulator in simulators.items()},
+        "limit": {
+            name: limit(simulator, episodes, chunk) for name, simulator in simulators.items()
+        },
         "ms_reset": resets(exact, simulators["light, fast control"], lerobot, rebuilding, episodes),
         "ms_task_change": task_change(exact, camera_size),
         "mb_per_slot": slot_memory(exact, lerobot, episodes, camera_size),
         "agreement": agreement,
-    }  # fmt: skip
+    }
     opened: list[LerobotEnv | RebuildingEnv | LiberoSimulator]
     opened = [*lerobot.values(), *rebuilding.values(), *simulators.values()]
     for each in opened:
@@ -107,7 +133,9 @@ def measure(
     replays = [(item.episode, item.actions) for item in episodes]
     factory = functools.partial(LiberoSimulator, LiberoConfig(**options))
     document["pool"] = {str(n): measure_pool(factory, replays, chunk, n, rounds=1) for n in workers}
-    document["ms_per_step_lerobot_processes"] = {str(n): lerobot_processes(n, options, episodes[0]) for n in workers}
+    document["ms_per_step_lerobot_processes"] = {
+        str(n): lerobot_processes(n, options, episodes[0]) for n in workers
+    }
     return document | {"ratios": ratios(document)}
 
 
@@ -127,7 +155,7 @@ def record(task_id: str, steps: int) -> list[Recorded]:
     return result
 
 
-# -------------------------------------------------------------------------------------------------------------- baselines
+# ---------------------------------------------------------------------------------------- baselines
 class LerobotEnv:
     """lerobot's `LiberoEnv` with both cameras."""
 
@@ -137,13 +165,20 @@ class LerobotEnv:
             with package.quiet():
                 from lerobot.envs.libero import LiberoEnv, _get_suite
         except ImportError as error:
-            raise MissingPackage(error.name or "lerobot", "libero", "The benchmark's baseline") from error
+            raise MissingPackage(
+                error.name or "lerobot", "libero", "The benchmark's baseline"
+            ) from error
         suite, _, index = task_id.partition("/")
         with package.quiet():
             self.env = LiberoEnv(
-                _get_suite(suite), int(index), suite, obs_type="pixels_agent_pos", observation_width=size,
-                observation_height=size, num_steps_wait=simulator.config.settle_steps,
-            )  # fmt: skip
+                _get_suite(suite),
+                int(index),
+                suite,
+                obs_type="pixels_agent_pos",
+                observation_width=size,
+                observation_height=size,
+                num_steps_wait=simulator.config.settle_steps,
+            )
         self.plain = self.env._env
 
     def reset(self, number: int) -> dict[str, Any]:
@@ -185,7 +220,7 @@ class RebuildingEnv:
         self._env.close()
 
 
-# ------------------------------------------------------------------------------------------------------------ measurements
+# ------------------------------------------------------------------------------------- measurements
 def run_plain(envs: dict[str, Any], episodes: Sequence[Recorded]) -> float:
     """Seconds of all control steps; resets are not counted."""
     seconds = 0.0
@@ -217,9 +252,13 @@ def _chunks(simulator: LiberoSimulator, slot: int, actions: np.ndarray, chunk: i
 
 
 def control_cost(
-    exact: LiberoSimulator, fast: LiberoSimulator, lerobot: dict[str, LerobotEnv], episodes: Sequence[Recorded]
+    exact: LiberoSimulator,
+    fast: LiberoSimulator,
+    lerobot: dict[str, LerobotEnv],
+    episodes: Sequence[Recorded],
 ) -> dict[str, float]:
-    """Milliseconds per control step without any picture: robosuite's own `step` (its cameras blind), and ours."""
+    """Milliseconds per control step without any picture: robosuite's own `step` (its cameras
+    blind), and ours."""
     item = episodes[0]
     env = lerobot[item.episode.task_id]
     env.reset(item.episode.init_state_id)
@@ -280,7 +319,14 @@ def limit(simulator: LiberoSimulator, episodes: Sequence[Recorded], chunk: int) 
 def _look(simulator: LiberoSimulator, looks: int = 5) -> float:
     """Seconds of one look at slot 0 with every camera."""
     s = simulator.slot(0)
-    return _seconds(lambda: [s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)]) / looks
+    return (
+        _seconds(
+            lambda: [
+                s.scene.world.render(s.seen.qpos, s.snapshot.edits, True) for _ in range(looks)
+            ]
+        )
+        / looks
+    )
 
 
 def resets(
@@ -290,9 +336,11 @@ def resets(
     rebuilding: dict[str, RebuildingEnv],
     episodes: Sequence[Recorded],
 ) -> dict[str, float]:
-    """Milliseconds (median) to another initial state of the same task with its first picture; "cached": one used before.
+    """Milliseconds (median) to another initial state of the same task with its first picture;
+    "cached": one used before.
 
-    "limit": MuJoCo's stepping while things settle and the picture, and nothing else. "light": with fast control.
+    "limit": MuJoCo's stepping while things settle and the picture, and nothing else. "light": with
+    fast control.
     """
     task = episodes[0].episode.task_id
     begin = 20  # states that the episodes have not used
@@ -316,15 +364,24 @@ def resets(
 def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     """Milliseconds to another task, first picture included.
 
-    "builds": to a task that was never met, which both build; the others: to one met before, of whose environment lerobot
-    keeps one and resets it, to another initial state or ("cached") to one used before.
+    "builds": to a task that was never met, which both build; the others: to one met before, of
+    whose environment lerobot keeps one and resets it, to another initial state or ("cached") to one
+    used before.
     """
     suite = exact.config.suite
-    simulator = LiberoSimulator(LiberoConfig(suite=suite, tasks=["0", "1"], camera_size=size, assets=exact.config.assets))
+    simulator = LiberoSimulator(
+        LiberoConfig(suite=suite, tasks=["0", "1"], camera_size=size, assets=exact.config.assets)
+    )
     names = [task.task_id for task in simulator.tasks]
-    first = {name: _seconds(simulator.start, 0, EpisodeSpec(name, 0, split="held_out")) for name in names}
+    first = {
+        name: _seconds(simulator.start, 0, EpisodeSpec(name, 0, split="held_out")) for name in names
+    }
     fresh, cached = (
-        [_seconds(simulator.start, 0, EpisodeSpec(name, n, split="held_out")) for n in (1, 2) for name in names]
+        [
+            _seconds(simulator.start, 0, EpisodeSpec(name, n, split="held_out"))
+            for n in (1, 2)
+            for name in names
+        ]
         for _ in range(2)
     )
     simulator.close()
@@ -335,17 +392,23 @@ def task_change(exact: LiberoSimulator, size: int) -> dict[str, float]:
     again = [_seconds(env.reset, n) for n in (1, 2)]
     env.close()
     return {
-        "lerobot builds": 1e3 * theirs, "ours builds": 1e3 * max(first.values()), "lerobot": 1e3 * float(np.median(again)),
-        "ours": 1e3 * float(np.median(fresh)), "ours cached": 1e3 * float(np.median(cached)),
-    }  # fmt: skip
+        "lerobot builds": 1e3 * theirs,
+        "ours builds": 1e3 * max(first.values()),
+        "lerobot": 1e3 * float(np.median(again)),
+        "ours": 1e3 * float(np.median(fresh)),
+        "ours cached": 1e3 * float(np.median(cached)),
+    }
 
 
 def lerobot_processes(count: int, options: dict[str, Any], item: Recorded) -> float:
-    """Milliseconds per control step of ``count`` processes together, each with a lerobot environment; resets not counted."""
+    """Milliseconds per control step of ``count`` processes together, each with a lerobot
+    environment; resets not counted."""
     context, conns, processes = get_context("spawn"), [], []
     for _ in range(count):
         conn, theirs = context.Pipe()
-        processes.append(context.Process(target=_step_lerobot, args=(theirs, options, item), daemon=True))
+        processes.append(
+            context.Process(target=_step_lerobot, args=(theirs, options, item), daemon=True)
+        )
         processes[-1].start()
         theirs.close()  # so that a process which dies ends the wait for it
         conns.append(conn)
@@ -361,7 +424,9 @@ def lerobot_processes(count: int, options: dict[str, Any], item: Recorded) -> fl
 
 def _step_lerobot(conn: Any, options: dict[str, Any], item: Recorded) -> None:
     """In a process: get ready, wait for the others, and send the seconds of all control steps."""
-    env = LerobotEnv(LiberoSimulator(LiberoConfig(**options)), item.episode.task_id, options["camera_size"])
+    env = LerobotEnv(
+        LiberoSimulator(LiberoConfig(**options)), item.episode.task_id, options["camera_size"]
+    )
     env.reset(item.episode.init_state_id)
     conn.send("ready")
     conn.recv()
@@ -372,7 +437,8 @@ def _step_lerobot(conn: Any, options: dict[str, Any], item: Recorded) -> None:
 def slot_memory(
     exact: LiberoSimulator, lerobot: dict[str, LerobotEnv], episodes: Sequence[Recorded], size: int
 ) -> dict[str, float]:
-    """MB that each further slot of the same task takes after some steps; lerobot's: another environment."""
+    """MB that each further slot of the same task takes after some steps; lerobot's: another
+    environment."""
     item = episodes[0]
     before = memory_mb()
     for slot in range(1, SLOTS + 1):
@@ -388,8 +454,11 @@ def slot_memory(
     return {"lerobot": theirs, "ours": ours}
 
 
-def compare(exact: LiberoSimulator, fast: LiberoSimulator, item: Recorded, chunk: int) -> dict[str, float]:
-    """Joint states and pixels at every decision: exact against a new lerobot environment's, fast against exact."""
+def compare(
+    exact: LiberoSimulator, fast: LiberoSimulator, item: Recorded, chunk: int
+) -> dict[str, float]:
+    """Joint states and pixels at every decision: exact against a new lerobot environment's, fast
+    against exact."""
     env = LerobotEnv(exact, item.episode.task_id, exact.config.camera_size)
     actions = np.clip(item.actions + PRESSING, -1.0, 1.0)
     observed = env.reset(item.episode.init_state_id)

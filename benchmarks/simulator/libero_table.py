@@ -16,12 +16,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # What the ratios should at least be in a single process with a chunk of 8, on a CPU renderer.
 WANTED = {
-    "exact": 5.0, "exact, agentview only": 8.0, "light": 12.0, "reset": 20.0, "task change": 10.0, "control, fast": 2.5,
-}  # fmt: skip
+    "exact": 5.0,
+    "exact, agentview only": 8.0,
+    "light": 12.0,
+    "reset": 20.0,
+    "task change": 10.0,
+    "control, fast": 2.5,
+}
 
 
 def ratios(document: dict[str, Any]) -> dict[str, Any]:
-    """How many times faster, or smaller, ours is; "share" is how near stepping is to the physical limit."""
+    """How many times faster, or smaller, ours is; "share" is how near stepping is to the
+    physical limit."""
     ms, control, reset = document["ms_per_step"], document["control"], document["ms_reset"]
     change, memory, limits = document["ms_task_change"], document["mb_per_slot"], document["limit"]
     pool = {n: figures["ms_per_step"] for n, figures in document["pool"].items()}
@@ -33,8 +39,13 @@ def ratios(document: dict[str, Any]) -> dict[str, Any]:
             for name, values in document["ms_per_step_by_chunk"].items()
         },
         "against_rebuilding": {name: ms["rebuilding"] / ms[name] for name in VARIANTS},
-        "share_of_limit": {name: (limits[name]["ms_physics"] + limits[name]["ms_look"]) / ms[name] for name in VARIANTS},
-        "control": {name: control["ms_robosuite"] / control[f"ms_{name}"] for name in ("exact", "fast")},
+        "share_of_limit": {
+            name: (limits[name]["ms_physics"] + limits[name]["ms_look"]) / ms[name]
+            for name in VARIANTS
+        },
+        "control": {
+            name: control["ms_robosuite"] / control[f"ms_{name}"] for name in ("exact", "fast")
+        },
         "reset": {
             "against_lerobot": reset["lerobot"] / reset["ours"],
             "cached_against_lerobot": reset["lerobot"] / reset["ours cached"],
@@ -56,52 +67,86 @@ def ratios(document: dict[str, Any]) -> dict[str, Any]:
 
 def text(document: Mapping[str, Any]) -> str:
     r, processes = document["ratios"], document["ms_per_step_lerobot_processes"]
-    rows = [["stepping", "ms/step", "steps/s", "x lerobot", "wanted", "x rebuild", "of limit", "x lerobot at chunks of"]]
+    rows = [
+        [
+            "stepping",
+            "ms/step",
+            "steps/s",
+            "x lerobot",
+            "wanted",
+            "x rebuild",
+            "of limit",
+            "x lerobot at chunks of",
+        ]
+    ]
     for name, value in document["ms_per_step"].items():
         row = [name, f"{value:.2f}", f"{1e3 / value:.1f}"]
         if name in VARIANTS:
-            row += [f"{r['against_lerobot'][name]:.1f}", f"{WANTED[name]:.0f}" if name in WANTED else ""]
+            row += [
+                f"{r['against_lerobot'][name]:.1f}",
+                f"{WANTED[name]:.0f}" if name in WANTED else "",
+            ]
             row += [f"{r['against_rebuilding'][name]:.1f}", f"{r['share_of_limit'][name]:.0%}"]
-            row.append("   ".join(f"{n}: {times:.1f}" for n, times in r["against_lerobot_by_chunk"][name].items()))
+            row.append(
+                "   ".join(
+                    f"{n}: {times:.1f}" for n, times in r["against_lerobot_by_chunk"][name].items()
+                )
+            )
         rows.append(row)
     for n, figures in document["pool"].items():
-        row = [f"exact, {n} workers", f"{figures['ms_per_step']:.2f}", f"{figures['steps_per_second']:.1f}"]
-        against = f"scaling {r['pool_scaling'][n]:.2f}, against {n} lerobot processes ({processes[n]:.2f} ms/step)"
+        row = [
+            f"exact, {n} workers",
+            f"{figures['ms_per_step']:.2f}",
+            f"{figures['steps_per_second']:.1f}",
+        ]
+        against = (
+            f"scaling {r['pool_scaling'][n]:.2f}, against {n} lerobot processes "
+            f"({processes[n]:.2f} ms/step)"
+        )
         rows.append([*row, f"{r['pool_against_as_many_lerobots'][n]:.1f}", "", "", "", against])
     lines = [
-        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {len(BOTH)} cameras of {document['camera_size']} px "
-        f"(rebuilding: {document['rebuilding_camera_size']}) · {document['gl']} · {document['cpus']} CPUs",
+        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {len(BOTH)} cameras of "
+        f"{document['camera_size']} px (rebuilding: {document['rebuilding_camera_size']}) · "
+        f"{document['gl']} · {document['cpus']} CPUs",
         table(rows),
     ]
     control = document["control"]
     lines.append(
-        f"without pictures, ms/step: robosuite {control['ms_robosuite']:.2f}, exact {control['ms_exact']:.2f} "
-        f"({r['control']['exact']:.1f}x), fast {control['ms_fast']:.2f} ({r['control']['fast']:.1f}x, wanted "
-        f"{WANTED['control, fast']}), mj_step alone {control['ms_mj_step']:.2f}"
+        f"without pictures, ms/step: robosuite {control['ms_robosuite']:.2f}, exact "
+        f"{control['ms_exact']:.2f} ({r['control']['exact']:.1f}x), fast {control['ms_fast']:.2f} "
+        f"({r['control']['fast']:.1f}x, wanted {WANTED['control, fast']}), mj_step alone "
+        f"{control['ms_mj_step']:.2f}"
     )
-    reset, change, memory = document["ms_reset"], document["ms_task_change"], document["mb_per_slot"]
+    reset, change, memory = (
+        document["ms_reset"],
+        document["ms_task_change"],
+        document["mb_per_slot"],
+    )
     lines.append(
-        f"reset, ms: lerobot {reset['lerobot']:.0f}, rebuilding {reset['rebuilding']:.0f}, ours {reset['ours']:.0f} "
-        f"({r['reset']['against_lerobot']:.0f}x), seen before {reset['ours cached']:.0f} "
-        f"({r['reset']['cached_against_lerobot']:.0f}x, wanted {WANTED['reset']:.0f}), limit {reset['limit']:.0f} "
+        f"reset, ms: lerobot {reset['lerobot']:.0f}, rebuilding {reset['rebuilding']:.0f}, ours "
+        f"{reset['ours']:.0f} ({r['reset']['against_lerobot']:.0f}x), seen before "
+        f"{reset['ours cached']:.0f} ({r['reset']['cached_against_lerobot']:.0f}x, wanted "
+        f"{WANTED['reset']:.0f}), limit {reset['limit']:.0f} "
         f"({r['reset']['limit_against_lerobot']:.0f}x); light, fast control {reset['light']:.0f} "
         f"({r['reset']['light_against_lerobot']:.0f}x), seen before {reset['light cached']:.0f} "
         f"({r['reset']['light_cached_against_lerobot']:.0f}x)"
     )
     lines.append(
-        f"task met for the first time, ms: lerobot {change['lerobot builds']:.0f}, ours {change['ours builds']:.0f} "
-        f"({r['task_change']['first_time_against_lerobot']:.1f}x); task met before: lerobot, one environment kept per task, "
-        f"{change['lerobot']:.0f}, ours {change['ours']:.0f} ({r['task_change']['against_lerobot']:.0f}x, wanted "
+        f"task met for the first time, ms: lerobot {change['lerobot builds']:.0f}, ours "
+        f"{change['ours builds']:.0f} ({r['task_change']['first_time_against_lerobot']:.1f}x); "
+        f"task met before: lerobot, one environment kept per task, {change['lerobot']:.0f}, ours "
+        f"{change['ours']:.0f} ({r['task_change']['against_lerobot']:.0f}x, wanted "
         f"{WANTED['task change']:.0f}), state seen before {change['ours cached']:.0f} "
         f"({r['task_change']['cached_against_lerobot']:.0f}x)"
     )
     lines.append(
-        f"memory per further slot, MB: lerobot {memory['lerobot']:.0f}, ours {memory['ours']:.1f} (wanted at most 80)"
+        f"memory per further slot, MB: lerobot {memory['lerobot']:.0f}, ours {memory['ours']:.1f} "
+        "(wanted at most 80)"
     )
     agreement = document["agreement"]
     lines.append(
-        f"exact against lerobot, hand pressing down: pixels identical at {agreement['identical']} of "
-        f"{agreement['decisions']} decisions, largest difference of joint states "
+        f"exact against lerobot, hand pressing down: pixels identical at {agreement['identical']} "
+        f"of {agreement['decisions']} decisions, largest difference of joint states "
         f"{agreement['largest_qpos_difference']:.1e}; fast control against exact "
         f"{agreement['largest_qpos_difference_of_fast_control']:.1e}"
     )

@@ -10,10 +10,15 @@ from sim.pool import ProcessPool
 
 
 def measure_pool(
-    factory: Callable[[], Any], episodes: Sequence, chunk: int, workers: int, rounds: int = 3, python: str = ""
+    factory: Callable[[], Any],
+    episodes: Sequence,
+    chunk: int,
+    workers: int,
+    rounds: int = 3,
+    python: str = "",
 ) -> dict[str, float]:
-    """The pool with ``workers`` workers of two slots each, the fastest of ``rounds``; every slot replays every episode
-    (spec, actions [t a]), resets included.
+    """The pool with ``workers`` workers of two slots each, the fastest of ``rounds``; every slot
+    replays every episode (spec, actions [t a]), resets included.
 
     Transport is the time in which workers waited for a request, per control step.
     """

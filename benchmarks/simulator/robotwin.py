@@ -1,12 +1,15 @@
-"""`vla-rl bench sim --suite robotwin`: this project's stepping of a checkout against those that step it otherwise.
+"""`vla-rl bench sim --suite robotwin`: this project's stepping of a checkout against those that
+step it otherwise.
 
-On RLinf_support: "RLinf" is the checkout's own `SubEnv` (robotwin/envs/vector_env.py), one per slot with a thread each,
-chunks as one path; "a new object an episode" makes such an object for every episode, which sets its scene up twice; "an
-action a path" is the official evaluation's stepping, whose dynamics are others.
+On RLinf_support: "RLinf" is the checkout's own `SubEnv` (robotwin/envs/vector_env.py), one per slot
+with a thread each, chunks as one path; "a new object an episode" makes such an object for every
+episode, which sets its scene up twice; "an action a path" is the official evaluation's stepping,
+whose dynamics are others.
 
-On main: its own evaluation (scripts/eval_policy_xpolicylab.py), whose workers are processes with a task object each that all
-their episodes share. An action is a path, after each action a picture is drawn, and its expert solves an episode before the
-policy is asked; both are also left out. What ours does with the other of `branches.PATHS` is shown as well.
+On main: its own evaluation (scripts/eval_policy_xpolicylab.py), whose workers are processes with a
+task object each that all their episodes share. An action is a path, after each action a picture is
+drawn, and its expert solves an episode before the policy is asked; both are also left out. What
+ours does with the other of `branches.PATHS` is shown as well.
 
 All have the checkout's scenes with the same look and cameras.
 """
@@ -70,18 +73,24 @@ class Upstream:
 
 
 class Evaluated:
-    """Slots as main's own evaluation has them, one after the other as each has its process there: a kept task object, an
-    action a path. ``each``: a picture after every action, as there, else after a chunk; ``expert``: it acts before."""
+    """Slots as main's own evaluation has them, one after the other as each has its process there: a
+    kept task object, an action a path. ``each``: a picture after every action, as there, else after
+    a chunk; ``expert``: it acts before."""
 
-    def __init__(self, simulator: RoboTwinSimulator, each: bool = True, expert: bool = False) -> None:
+    def __init__(
+        self, simulator: RoboTwinSimulator, each: bool = True, expert: bool = False
+    ) -> None:
         self._simulator, self._each, self._expert = simulator, each, expert
-        self._kept = [simulator.checkout.task_class(simulator.config.tasks[0])() for _ in range(SLOTS)]
+        self._kept = [
+            simulator.checkout.task_class(simulator.config.tasks[0])() for _ in range(SLOTS)
+        ]
 
     def start(self, episodes: Sequence[EpisodeSpec]) -> list[np.ndarray]:
         for task, episode in zip(self._kept, episodes):
             if self._expert:
                 self._set_up(task, episode)
-                with contextlib.suppress(Exception):  # a seed that it does not solve is left out there
+                # a seed that it does not solve is left out there
+                with contextlib.suppress(Exception):
                     task.play_once()
                 task.close_env()
             self._set_up(task, episode)
@@ -90,7 +99,9 @@ class Evaluated:
     def _set_up(self, task: Any, episode: EpisodeSpec) -> None:
         seed = self._simulator.seed_of(episode)
         options = self._simulator.scene_options(episode.split)
-        task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, task_name=episode.task_id, **options)
+        task.setup_demo(
+            now_ep_num=seed, seed=seed, is_test=True, task_name=episode.task_id, **options
+        )
         task.step_lim = _NO_LIMIT
 
     def step(self, chunks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -130,17 +141,23 @@ def measure(
     resets: int = RESETS,
     python: str = "",
 ) -> dict[str, Any]:
-    """``steps`` actions per slot and round, of the first task that is configured, with its time limit off. `UserError` for
-    RLinf_support without RLinf's env."""
+    """``steps`` actions per slot and round, of the first task that is configured, with its time
+    limit off. `UserError` for RLinf_support without RLinf's env."""
     if config.control != "qpos":
-        raise ConfigError(f"bench sim --suite robotwin steps with joint targets, not env.control={config.control}: set qpos")
+        raise ConfigError(
+            "bench sim --suite robotwin steps with joint targets, not "
+            f"env.control={config.control}: set qpos"
+        )
     branch = detect(config.root).name
     if branch != MAIN and not (Path(config.root).expanduser() / ENV).is_file():
         raise UserError(
-            f"vla-rl bench sim --suite robotwin compares with RLinf's env, {ENV}, which {config.root}, laid out as branch "
-            f"{branch}, has not: take a whole checkout of branch RLinf_support, or one of {MAIN}"
+            f"vla-rl bench sim --suite robotwin compares with RLinf's env, {ENV}, which "
+            f"{config.root}, laid out as branch {branch}, has not: take a whole checkout of branch "
+            f"RLinf_support, or one of {MAIN}"
         )
-    config = dataclasses.replace(config, tasks=config.tasks[:1], cameras=config.cameras[:1], horizon=_NO_LIMIT)
+    config = dataclasses.replace(
+        config, tasks=config.tasks[:1], cameras=config.cameras[:1], horizon=_NO_LIMIT
+    )
     factory = functools.partial(RoboTwinSimulator, config)
     functions = (measured, alone) if branch == MAIN else (measured,)
     return ways.bench(factory, Asked(config, chunk, steps, resets), functions, workers, python)
@@ -157,9 +174,17 @@ def measured(_: Any, asked: Asked) -> dict[str, Any]:
         more = {f"MB of the process with {SLOTS} slots": memory_mb()}
         main = simulator.checkout.branch.name == MAIN
         others = _ways_of_main(simulator) if main else _ways_of_rlinf(simulator)
-        sizes = ways.slot_memory({} if main else others, plan, simulator)  # a process a slot there, see `alone`
-        document = ways.measure(InTurn(simulator), others, plan) | {"more": more, "plan": plan, "mb_per_slot": sizes}
-        return document | {"resets": asked.resets, "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets)}
+        # a process a slot there, see `alone`
+        sizes = ways.slot_memory({} if main else others, plan, simulator)
+        document = ways.measure(InTurn(simulator), others, plan) | {
+            "more": more,
+            "plan": plan,
+            "mb_per_slot": sizes,
+        }
+        return document | {
+            "resets": asked.resets,
+            "mb_over_resets": ways.memory_over_resets(plan, simulator, asked.resets),
+        }
 
 
 def alone(_: Any, asked: Asked) -> dict[str, Any]:
@@ -173,7 +198,10 @@ def alone(_: Any, asked: Asked) -> dict[str, Any]:
 
 
 def _ways_of_rlinf(simulator: RoboTwinSimulator) -> dict[str, Callable[[], Way]]:
-    kept, single = functools.partial(Upstream, simulator), functools.partial(Upstream, simulator, single=True)
+    kept, single = (
+        functools.partial(Upstream, simulator),
+        functools.partial(Upstream, simulator, single=True),
+    )
     return {
         "RLinf: a kept object and a thread per slot": functools.partial(Threads, kept, anew=False),
         "a new object an episode, a thread per slot": functools.partial(Threads, kept),
@@ -198,13 +226,21 @@ def _silent() -> Iterator[None]:
 
 
 def planned(simulator: RoboTwinSimulator, asked: Asked) -> Plan:
-    """For each slot an episode and a random walk of both arms from where it starts; grippers stay."""
-    low, high = (np.array(bound) for bound in (simulator.embodiment.action_low, simulator.embodiment.action_high))
+    """For each slot an episode and a random walk of both arms from where it starts; grippers
+    stay."""
+    low, high = (
+        np.array(bound)
+        for bound in (simulator.embodiment.action_low, simulator.embodiment.action_high)
+    )
     arms = np.array([not name.endswith("gripper") for name in simulator.embodiment.action_names])
     plan = []
     for slot in range(SLOTS):
         episode, rng = EpisodeSpec(asked.config.tasks[0], slot), np.random.default_rng(slot)
         start = simulator.start(slot, episode).proprio.astype(np.float64)
-        walk = np.cumsum(arms * rng.normal(0.0, _WALK, (asked.chunks * asked.chunk, len(start))), axis=0)
-        plan.append((episode, np.clip(start + walk, low, high).reshape(asked.chunks, asked.chunk, -1)))
+        walk = np.cumsum(
+            arms * rng.normal(0.0, _WALK, (asked.chunks * asked.chunk, len(start))), axis=0
+        )
+        plan.append(
+            (episode, np.clip(start + walk, low, high).reshape(asked.chunks, asked.chunk, -1))
+        )
     return plan

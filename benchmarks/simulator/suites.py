@@ -14,7 +14,8 @@ from vla_rl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Suite:
-    """``module`` has ``measure`` and ``text``. With ``overrides`` it takes a config, which these and the user's make."""
+    """``module`` has ``measure`` and ``text``. With ``overrides`` it takes a config, which these
+    and the user's make."""
 
     module: str
     overrides: tuple[str, ...] | None = None
@@ -24,16 +25,22 @@ SUITES = {  # by the type of the env
     "tabletop": Suite("benchmarks.simulator.tabletop"),
     "libero": Suite("benchmarks.simulator.libero"),
     "dualarm": Suite(
-        "benchmarks.simulator.dualarm", ("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000")
+        "benchmarks.simulator.dualarm",
+        ("env.camera_size=240", "env.camera_width=320", "env.horizon=1000000"),
     ),
     "robotwin": Suite("benchmarks.simulator.robotwin", ()),
 }
 
 
 def measure(
-    overrides: Sequence[str], suite: str, tasks: Sequence[str] | None, look: str | None, chunk: int | None,
-    steps: int | None, workers: Sequence[int] | None,
-) -> dict[str, Any]:  # fmt: skip
+    overrides: Sequence[str],
+    suite: str,
+    tasks: Sequence[str] | None,
+    look: str | None,
+    chunk: int | None,
+    steps: int | None,
+    workers: Sequence[int] | None,
+) -> dict[str, Any]:
     """The suite's figures; what is None has the suite's own default."""
     env = build.suite(suite)[0]
     if env not in SUITES:

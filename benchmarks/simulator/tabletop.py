@@ -1,8 +1,10 @@
-"""`vla-rl bench sim`: robosuite's plain gym stepping and this suite's simulator, on the same actions, in one run.
+"""`vla-rl bench sim`: robosuite's plain gym stepping and this suite's simulator, on the same
+actions, in one run.
 
-Both step the same compiled scenes (`sim.tabletop.scene`) with the same look, from the same states and with the same
-actions (those of the scripted experts under noise). The plain side is robosuite's own `reset` and `step` with its
-camera observations at every control step; ours renders once per chunk. Pixels are compared at every decision.
+Both step the same compiled scenes (`sim.tabletop.scene`) with the same look, from the same states
+and with the same actions (those of the scripted experts under noise). The plain side is robosuite's
+own `reset` and `step` with its camera observations at every control step; ours renders once per
+chunk. Pixels are compared at every decision.
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ def measure(
     look: str = "light",
     camera_size: int = 84,
 ) -> dict[str, Any]:
-    """``steps`` control steps per task and measurement; ``workers`` lists the sizes of the process pool to measure (empty:
-    none). Times are milliseconds per control step, memory is MB (10^6 bytes).
+    """``steps`` control steps per task and measurement; ``workers`` lists the sizes of the process
+    pool to measure (empty: none). Times are milliseconds per control step, memory is MB (10^6
+    bytes).
     """
     if chunk < 1 or steps < 1 or not tasks:
-        raise ConfigError(f"bench needs chunk >= 1, steps >= 1 and a task, got {chunk}, {steps} and {list(tasks)}")
+        raise ConfigError(
+            f"bench needs chunk >= 1, steps >= 1 and a task, got {chunk}, {steps} and {list(tasks)}"
+        )
     config = TabletopConfig(tasks=list(tasks), look=look, camera_size=camera_size)
     simulator = TabletopSimulator(config)
     episodes = [episode for task in tasks for episode in record(simulator, task, steps)]
@@ -51,7 +56,8 @@ def measure(
     plain = functools.partial(run_plain, simulator, envs, episodes)
     rounds: list[list[Timing]] = []
     began = time.perf_counter()
-    while len(rounds) < ROUNDS and time.perf_counter() - began <= PATIENCE:  # in turns: the machine's load meets both
+    # in turns: the machine's load meets both
+    while len(rounds) < ROUNDS and time.perf_counter() - began <= PATIENCE:
         rounds.append([run(watched=watched) for run in (ours, plain) for watched in (False, True)])
     columns = list(zip(*rounds))
     pixels = compare(simulator, envs, episodes, chunk)
@@ -60,18 +66,33 @@ def measure(
     for env in envs.values():
         env.close()
     document: dict[str, Any] = {
-        "suite": suite, "tasks": list(tasks), "chunk": chunk, "steps": sum(len(a) for _, a in episodes),
-        "look": look, "camera_size": camera_size, "cameras": list(config.cameras),
-        "gl": os.environ.get("MUJOCO_GL", ""), "cpus": os.cpu_count(), "rounds": ROUNDS,
-        "plain": plain_figures, "simulator": ours_figures, "pixels": pixels,
-        "pool": {str(n): measure_pool(functools.partial(TabletopSimulator, config), episodes, chunk, n) for n in workers},
-    }  # fmt: skip
+        "suite": suite,
+        "tasks": list(tasks),
+        "chunk": chunk,
+        "steps": sum(len(a) for _, a in episodes),
+        "look": look,
+        "camera_size": camera_size,
+        "cameras": list(config.cameras),
+        "gl": os.environ.get("MUJOCO_GL", ""),
+        "cpus": os.cpu_count(),
+        "rounds": ROUNDS,
+        "plain": plain_figures,
+        "simulator": ours_figures,
+        "pixels": pixels,
+        "pool": {
+            str(n): measure_pool(functools.partial(TabletopSimulator, config), episodes, chunk, n)
+            for n in workers
+        },
+    }
     simulator.close()
     return document | {"ratios": ratios(document)}
 
 
-def record(simulator: TabletopSimulator, task: str, steps: int) -> Iterator[tuple[EpisodeSpec, np.ndarray]]:
-    """Episodes of ``task`` with the actions [t a] that an expert under noise takes, ``steps`` control steps in all."""
+def record(
+    simulator: TabletopSimulator, task: str, steps: int
+) -> Iterator[tuple[EpisodeSpec, np.ndarray]]:
+    """Episodes of ``task`` with the actions [t a] that an expert under noise takes, ``steps``
+    control steps in all."""
     taken = 0
     half_range = np.array(simulator.embodiment.action_high)
     for init_state_id in range(_MAX_STATES):
@@ -82,7 +103,11 @@ def record(simulator: TabletopSimulator, task: str, steps: int) -> Iterator[tupl
         while not ended and taken < steps:
             noise = NOISE * half_range * rng.standard_normal(len(half_range))
             noise[-1] = 0.0
-            actions.append(np.clip(expert.act(simulator.state(0)) + noise, -half_range, half_range).astype(np.float32))
+            actions.append(
+                np.clip(expert.act(simulator.state(0)) + noise, -half_range, half_range).astype(
+                    np.float32
+                )
+            )
             result = simulator.step(0, actions[-1][None])
             ended = result.terminated or result.truncated
             taken += 1
@@ -93,7 +118,8 @@ def record(simulator: TabletopSimulator, task: str, steps: int) -> Iterator[tupl
 
 @dataclass
 class Timing:
-    """One run over all episodes: its seconds and control steps, and the seconds of its parts where it was watched."""
+    """One run over all episodes: its seconds and control steps, and the seconds of its parts
+    where it was watched."""
 
     seconds: float
     steps: int
@@ -104,12 +130,21 @@ def figures(untouched: Sequence[Timing], watched: Sequence[Timing]) -> dict[str,
     """Of the fastest of several runs, untouched and watched."""
     best, seen = (min(runs, key=lambda timing: timing.seconds) for runs in (untouched, watched))
     physics, rendering = seen.parts["physics"], seen.parts["rendering"]
-    parts = {"physics": physics, "control": seen.seconds - physics - rendering, "rendering": rendering}
-    own = {"steps_per_second": best.steps / best.seconds, "ms_per_step": 1e3 * best.seconds / best.steps}
+    parts = {
+        "physics": physics,
+        "control": seen.seconds - physics - rendering,
+        "rendering": rendering,
+    }
+    own = {
+        "steps_per_second": best.steps / best.seconds,
+        "ms_per_step": 1e3 * best.seconds / best.steps,
+    }
     return own | {f"ms_{name}": 1e3 * seconds / seen.steps for name, seconds in parts.items()}
 
 
-def run_ours(simulator: TabletopSimulator, episodes: Sequence, chunk: int, watched: bool = False) -> Timing:
+def run_ours(
+    simulator: TabletopSimulator, episodes: Sequence, chunk: int, watched: bool = False
+) -> Timing:
     """Step all episodes in slot 0 of this process's simulator; resets are not counted."""
     watch, scenes = Stopwatch(), list(simulator.scenes())
     if watched:
@@ -133,11 +168,16 @@ def run_ours(simulator: TabletopSimulator, episodes: Sequence, chunk: int, watch
 def ours_resets(simulator: TabletopSimulator, episodes: Sequence) -> dict[str, float]:
     """Resets, and the memory of further slots."""
     fresh, cached = _reset_times(simulator, episodes)
-    return {"ms_reset": 1e3 * fresh, "ms_reset_cached": 1e3 * cached, "mb_per_slot": _slot_memory(simulator, episodes)}
+    return {
+        "ms_reset": 1e3 * fresh,
+        "ms_reset_cached": 1e3 * cached,
+        "mb_per_slot": _slot_memory(simulator, episodes),
+    }
 
 
 def _reset_times(simulator: TabletopSimulator, episodes: Sequence) -> tuple[float, float]:
-    """Mean seconds of `start` for initial states never seen before, and for cached ones (one picture each included)."""
+    """Mean seconds of `start` for initial states never seen before, and for cached ones (one
+    picture each included)."""
     times = []
     for _ in range(2):
         start = time.perf_counter()
@@ -163,10 +203,14 @@ def _slot_memory(simulator: TabletopSimulator, episodes: Sequence, slots: int = 
 def _plain_options(simulator: TabletopSimulator) -> dict[str, Any]:
     config = simulator.config
     return {
-        "has_offscreen_renderer": True, "use_camera_obs": True, "camera_names": list(config.cameras),
-        "camera_heights": config.camera_size, "camera_widths": config.camera_size, "look": config.look,
+        "has_offscreen_renderer": True,
+        "use_camera_obs": True,
+        "camera_names": list(config.cameras),
+        "camera_heights": config.camera_size,
+        "camera_widths": config.camera_size,
+        "look": config.look,
         "look_size": config.camera_size,
-    }  # fmt: skip
+    }
 
 
 def open_plain(simulator: TabletopSimulator, episodes: Sequence) -> dict[str, Any]:
@@ -174,18 +218,27 @@ def open_plain(simulator: TabletopSimulator, episodes: Sequence) -> dict[str, An
     from sim.tabletop import scene as scenes
 
     names = sorted({simulator.scene_of(episode.task_id) for episode, _ in episodes})
-    envs = {name: scenes.make_env(name, simulator.config.controller, **_plain_options(simulator)) for name in names}
+    envs = {
+        name: scenes.make_env(name, simulator.config.controller, **_plain_options(simulator))
+        for name in names
+    }
     for env in envs.values():
         env.reset()
     return envs
 
 
-def run_plain(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequence, watched: bool = False) -> Timing:
+def run_plain(
+    simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequence, watched: bool = False
+) -> Timing:
     """Step all episodes with robosuite's own `step`; resets are not counted."""
     watch, saved = Stopwatch(), []
     if watched:
         for env in envs.values():
-            for name, part in (("step", "physics"), ("forward", "physics"), ("render", "rendering")):
+            for name, part in (
+                ("step", "physics"),
+                ("forward", "physics"),
+                ("render", "rendering"),
+            ):
                 saved.append((env.sim, name))
                 setattr(env.sim, name, watch.wrap(part, getattr(env.sim, name)))
     seconds, count = 0.0, 0
@@ -208,7 +261,8 @@ def run_plain(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequ
 
 
 def plain_resets(simulator: TabletopSimulator, envs: dict[str, Any]) -> dict[str, float]:
-    """What another environment of the first scene takes, and how long robosuite's default (hard) reset of it lasts."""
+    """What another environment of the first scene takes, and how long robosuite's default (hard)
+    reset of it lasts."""
     from sim.tabletop import scene as scenes
 
     before = memory_mb()
@@ -240,8 +294,11 @@ def same_start(simulator: TabletopSimulator, env: Any, episode: EpisodeSpec) -> 
     robot.gripper.current_action = snapshot.control.gripper.copy()
 
 
-def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequence, chunk: int) -> dict[str, float]:
-    """Pixels of both sides after every chunk (robosuite's own `sim.render`), and joint states after every chunk."""
+def compare(
+    simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequence, chunk: int
+) -> dict[str, float]:
+    """Pixels of both sides after every chunk (robosuite's own `sim.render`), and joint states
+    after every chunk."""
     decisions = same = 0
     worst_pixel, worst_position = 0, 0.0
     size, half_range = simulator.config.camera_size, np.array(simulator.embodiment.action_high)
@@ -252,13 +309,20 @@ def compare(simulator: TabletopSimulator, envs: dict[str, Any], episodes: Sequen
             observation = simulator.step(0, actions[i : i + chunk]).observation
             for row in actions[i : i + chunk].astype(np.float64) / half_range:
                 env.step(row)
-            pictures = {c: env.sim.render(size, size, camera_name=c)[::-1] for c in observation.images}
-            difference = max(int(np.abs(pictures[c].astype(int) - observation.images[c]).max()) for c in observation.images)
+            pictures = {
+                c: env.sim.render(size, size, camera_name=c)[::-1] for c in observation.images
+            }
+            difference = max(
+                int(np.abs(pictures[c].astype(int) - observation.images[c]).max())
+                for c in observation.images
+            )
             decisions += 1
             same += difference == 0
             worst_pixel = max(worst_pixel, difference)
             qpos = simulator.physics(0).qpos
-            worst_position = max(worst_position, float(np.abs(qpos - env.sim.data._data.qpos).max()))
+            worst_position = max(
+                worst_position, float(np.abs(qpos - env.sim.data._data.qpos).max())
+            )
     return {
         "decisions": decisions,
         "identical": same,
@@ -276,27 +340,44 @@ def ratios(document: dict[str, Any]) -> dict[str, float]:
         "memory_per_slot": plain["mb_per_slot"] / max(ours["mb_per_slot"], 0.1),
     }
     for workers, pool in document["pool"].items():
-        result[f"steps_per_second_pool_{workers}"] = pool["steps_per_second"] / plain["steps_per_second"]
+        result[f"steps_per_second_pool_{workers}"] = (
+            pool["steps_per_second"] / plain["steps_per_second"]
+        )
     return result
 
 
 def text(document: Mapping[str, Any]) -> str:
-    plain, ours, pools, times = document["plain"], document["simulator"], document["pool"], document["ratios"]
-    columns = {"robosuite": plain, "simulator": ours} | {f"pool x{n}": pool for n, pool in pools.items()}
+    plain, ours, pools, times = (
+        document["plain"],
+        document["simulator"],
+        document["pool"],
+        document["ratios"],
+    )
+    columns = {"robosuite": plain, "simulator": ours} | {
+        f"pool x{n}": pool for n, pool in pools.items()
+    }
     keys = {
-        "control steps/s": "steps_per_second", "ms per control step": "ms_per_step", "  physics": "ms_physics",
-        "  control": "ms_control", "  rendering": "ms_rendering", "  transport": "ms_transport",
-        "ms per reset": "ms_reset", "MB per further slot": "mb_per_slot",
-    }  # fmt: skip
+        "control steps/s": "steps_per_second",
+        "ms per control step": "ms_per_step",
+        "  physics": "ms_physics",
+        "  control": "ms_control",
+        "  rendering": "ms_rendering",
+        "  transport": "ms_transport",
+        "ms per reset": "ms_reset",
+        "MB per further slot": "mb_per_slot",
+    }
     rows = [("", *columns)]
     for label, key in keys.items():
-        rows.append((label, *(f"{column[key]:.2f}" if key in column else "" for column in columns.values())))
+        rows.append(
+            (label, *(f"{column[key]:.2f}" if key in column else "" for column in columns.values()))
+        )
     speed = [1.0, times["steps_per_second"], *(times[f"steps_per_second_pool_{n}"] for n in pools)]
     rows.append(("times robosuite", *(f"{value:.2f}" for value in speed)))
     pixels = document["pixels"]
     return (
         f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['look']} look · "
-        f"{len(document['cameras'])} cameras of {document['camera_size']} px · {document['cpus']} CPUs\n{table(rows)}\n"
-        f"pixels identical at {pixels['identical']} of {pixels['decisions']} decisions (largest difference "
-        f"{pixels['largest_pixel_difference']} of 255, of joint states {pixels['largest_qpos_difference']:.1e})"
+        f"{len(document['cameras'])} cameras of {document['camera_size']} px · {document['cpus']} "
+        f"CPUs\n{table(rows)}\npixels identical at {pixels['identical']} of {pixels['decisions']} "
+        f"decisions (largest difference {pixels['largest_pixel_difference']} of 255, of joint "
+        f"states {pixels['largest_qpos_difference']:.1e})"
     )

@@ -1,7 +1,8 @@
-"""Ways to step the same episodes, measured in turns in one process: what `vla-rl bench sim` does for suites on SAPIEN.
+"""Ways to step the same episodes, measured in turns in one process: what `vla-rl bench sim` does
+for suites on SAPIEN.
 
-Seconds are this process's CPU time, all its threads together, so that other processes on the machine do not count; what
-threads wait for each other does not either.
+Seconds are this process's CPU time, all its threads together, so that other processes on the
+machine do not count; what threads wait for each other does not either.
 """
 
 from __future__ import annotations
@@ -45,19 +46,27 @@ class InTurn:
         self.simulator, self.first = simulator, first
 
     def start(self, episodes: Sequence[EpisodeSpec]) -> list[np.ndarray]:
-        return [picture(self.simulator.start(slot, episode)) for slot, episode in enumerate(episodes, self.first)]
+        return [
+            picture(self.simulator.start(slot, episode))
+            for slot, episode in enumerate(episodes, self.first)
+        ]
 
     def step(self, chunks: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [picture(self.simulator.step(slot, chunk).observation) for slot, chunk in enumerate(chunks, self.first)]
+        return [
+            picture(self.simulator.step(slot, chunk).observation)
+            for slot, chunk in enumerate(chunks, self.first)
+        ]
 
     def close(self) -> None:
         """The simulator is its owner's."""
 
 
 class Threads:
-    """An env object per slot, made by ``make()`` for every episode, and a thread for each: how SimpleVLA-RL and RLinf do it.
+    """An env object per slot, made by ``make()`` for every episode, and a thread for each: how
+    SimpleVLA-RL and RLinf do it.
 
-    Such an object has ``start(episode)`` and ``step(chunk)``, which return a picture, and ``close()``.
+    Such an object has ``start(episode)`` and ``step(chunk)``, which return a picture, and
+    ``close()``.
     """
 
     def __init__(self, make: Callable[[], Any], anew: bool = True) -> None:
@@ -90,7 +99,8 @@ def picture(observation: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is measured: the env's config, control steps per decision and per slot, and resets for memory."""
+    """What is measured: the env's config, control steps per decision and per slot, and resets
+    for memory."""
 
     config: Any
     chunk: int
@@ -99,7 +109,10 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.steps < self.chunk:
-            raise ConfigError(f"bench needs --chunk >= 1 and --steps of at least a chunk, got {self.chunk} and {self.steps}")
+            raise ConfigError(
+                "bench needs --chunk >= 1 and --steps of at least a chunk, got "
+                f"{self.chunk} and {self.steps}"
+            )
 
     @property
     def chunks(self) -> int:
@@ -110,12 +123,15 @@ Plan = list[tuple[EpisodeSpec, np.ndarray]]  # for each slot the episode and act
 
 
 def measure(ours: Way, others: dict[str, Callable[[], Way]], plan: Plan) -> dict[str, Any]:
-    """Milliseconds per control step and per reset of each way, a picture with each chunk and reset; at how many decisions
-    another way's pictures equal ours."""
+    """Milliseconds per control step and per reset of each way, a picture with each chunk and reset;
+    at how many decisions another way's pictures equal ours."""
     ways = {OURS: ours} | {name: build() for name, build in others.items()}
     best: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     seen: dict[str, list[np.ndarray]] = {}
-    episodes, actions = [episode for episode, _ in plan], np.stack([each for _, each in plan], axis=1)
+    episodes, actions = (
+        [episode for episode, _ in plan],
+        np.stack([each for _, each in plan], axis=1),
+    )
     for _ in range(ROUNDS):
         for name, way in ways.items():
             before = time.process_time()
@@ -134,16 +150,22 @@ def measure(ours: Way, others: dict[str, Callable[[], Way]], plan: Plan) -> dict
         if name != OURS
     }
     return {
-        "ms_per_step": {name: 1e3 * min(step for step, _ in times) / count for name, times in best.items()},
-        "ms_reset": {name: 1e3 * min(reset for _, reset in times) / len(plan) for name, times in best.items()},
+        "ms_per_step": {
+            name: 1e3 * min(step for step, _ in times) / count for name, times in best.items()
+        },
+        "ms_reset": {
+            name: 1e3 * min(reset for _, reset in times) / len(plan) for name, times in best.items()
+        },
         "decisions": len(seen[OURS]),
         "identical": same,
     }
 
 
-def slot_memory(others: dict[str, Callable[[], Way]], plan: Plan, simulator: Any) -> dict[str, float]:
-    """MB that each further slot takes, of ours with ``simulator`` and of each other way. To be asked for first: what has
-    been freed is taken again and does not count."""
+def slot_memory(
+    others: dict[str, Callable[[], Way]], plan: Plan, simulator: Any
+) -> dict[str, float]:
+    """MB that each further slot takes, of ours with ``simulator`` and of each other way. To be
+    asked for first: what has been freed is taken again and does not count."""
     result = {}
     for name, build in {OURS: lambda: InTurn(simulator, first=SLOTS), **others}.items():
         way, more = build(), plan * (FURTHER if name == OURS else 1)
@@ -156,7 +178,8 @@ def slot_memory(others: dict[str, Callable[[], Way]], plan: Plan, simulator: Any
 
 
 def memory_over_resets(plan: Plan, simulator: Any, resets: int) -> list[float]:
-    """MB of the process after each fifth of ``resets`` of slot 0, each with a chunk and two pictures."""
+    """MB of the process after each fifth of ``resets`` of slot 0, each with a chunk and two
+    pictures."""
     (first, actions), at = plan[0], []
     for part in range(PARTS):
         for i in range(part * resets // PARTS, (part + 1) * resets // PARTS):
@@ -173,23 +196,36 @@ def bench(
     workers: Sequence[int] = (),
     python: str = "",
 ) -> dict[str, Any]:
-    """Call each of ``measured`` in a process of its own, under ``python``; then the pool. The first one's figures have the
-    ``plan``, of each ``more`` is shown below the table."""
+    """Call each of ``measured`` in a process of its own, under ``python``; then the pool. The first
+    one's figures have the ``plan``, of each ``more`` is shown below the table."""
     check_machine(asked.config, python)
     documents = []
     for function in measured:
-        with Calls(dict, died="the process that measured died (out of memory?)", python=python) as calls:
+        with Calls(
+            dict, died="the process that measured died (out of memory?)", python=python
+        ) as calls:
             documents.append(calls.one(function, asked))
-    document = documents[0] | {"more": {name: value for each in documents for name, value in each["more"].items()}}
+    document = documents[0] | {
+        "more": {name: value for each in documents for name, value in each["more"].items()}
+    }
     plan = document.pop("plan")
     replays = [(episode, actions.reshape(-1, actions.shape[-1])) for episode, actions in plan]
     document |= {
-        "conditions": asked.config.describe(), "tasks": sorted({episode.task_id for episode, _ in plan}),
-        "chunk": asked.chunk, "steps": asked.chunks * asked.chunk, "slots": len(plan),
-        "pool": {str(n): measure_pool(factory, replays, asked.chunk, n, 1, python) for n in workers},
-    }  # fmt: skip
+        "conditions": asked.config.describe(),
+        "tasks": sorted({episode.task_id for episode, _ in plan}),
+        "chunk": asked.chunk,
+        "steps": asked.chunks * asked.chunk,
+        "slots": len(plan),
+        "pool": {
+            str(n): measure_pool(factory, replays, asked.chunk, n, 1, python) for n in workers
+        },
+    }
     document["ratios"] = {
-        key: {name: value / document[key][OURS] for name, value in document[key].items() if name != OURS}
+        key: {
+            name: value / document[key][OURS]
+            for name, value in document[key].items()
+            if name != OURS
+        }
         for key in ("ms_per_step", "ms_reset")
     }
     return document
@@ -200,17 +236,29 @@ def text(document: Mapping[str, Any]) -> str:
     rows = [("CPU time", "ms/step", "x ours", "ms/reset", "x ours", "MB/slot", "pictures as ours")]
     for name, ms in document["ms_per_step"].items():
         ours, size = name == OURS, document["mb_per_slot"].get(name)
-        step, reset = ("" if ours else f"{ratios[key][name]:.2f}" for key in ("ms_per_step", "ms_reset"))
+        step, reset = (
+            "" if ours else f"{ratios[key][name]:.2f}" for key in ("ms_per_step", "ms_reset")
+        )
         same = "" if ours else f"{document['identical'][name]} of {document['decisions']}"
         shown = "" if size is None else f"{size:.1f}"
-        rows.append((name, f"{ms:.2f}", step, f"{document['ms_reset'][name]:.1f}", reset, shown, same))
+        rows.append(
+            (name, f"{ms:.2f}", step, f"{document['ms_reset'][name]:.1f}", reset, shown, same)
+        )
     wanted_steps, wanted_reset, most = WANTED.values()
-    return "\n".join([
-        f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['slots']} slots · {document['conditions']}",
-        table(rows),
-        f"wanted: {wanted_steps:g} x the steps, {wanted_reset:g} x the resets, at most {most:g} MB a slot",
-        *(f"{name}: {value:.2f}" for name, value in document["more"].items()),
-        f"MB over {document['resets']} resets: {', '.join(f'{mb:.0f}' for mb in document['mb_over_resets'])}",
-        *(f"pool of {n}, two slots each, resets included: {figures['steps_per_second']:.0f} steps/s"
-          for n, figures in document["pool"].items()),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{', '.join(document['tasks'])} · chunk {document['chunk']} · {document['slots']} "
+            f"slots · {document['conditions']}",
+            table(rows),
+            f"wanted: {wanted_steps:g} x the steps, {wanted_reset:g} x the resets, at most "
+            f"{most:g} MB a slot",
+            *(f"{name}: {value:.2f}" for name, value in document["more"].items()),
+            f"MB over {document['resets']} resets: "
+            f"{', '.join(f'{mb:.0f}' for mb in document['mb_over_resets'])}",
+            *(
+                f"pool of {n}, two slots each, resets included: {figures['steps_per_second']:.0f} "
+                "steps/s"
+                for n, figures in document["pool"].items()
+            ),
+        ]
+    )

@@ -1,4 +1,5 @@
-"""What actors share: units, noise and checkpoints; a frozen policy and an encoder of what it sees."""
+"""What actors share: units, noise and checkpoints; a frozen policy and an encoder of what it
+sees."""
 
 from __future__ import annotations
 
@@ -18,11 +19,19 @@ from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import FeaturePolicy
 from vla_rl.optional import BlindFeatures
-from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput, Trajectory, Transitions
+from vla_rl.types import (
+    ActionChunk,
+    EmbodimentSpec,
+    Observation,
+    PolicyOutput,
+    Trajectory,
+    Transitions,
+)
 
 VISUAL = "visual"  # the frame that images make; what else a frame holds is small
 _LOG_STD = (-5.0, 1.0)
-_INSIDE = 0.99  # how near to ±1, which no squashed Gaussian reaches, a latent action counts that is to be imitated
+# how near to ±1, which no squashed Gaussian reaches, a latent action counts that is to be imitated
+_INSIDE = 0.99
 _ROWS = 256  # frames that are encoded at once
 _PICTURE = "picture"  # before the number of a camera
 _BASE = "base."  # before the name of a text file or a weight of the frozen policy
@@ -30,31 +39,43 @@ _SMALL = 500_000_000  # bytes of a frozen policy that checkpoints copy
 
 
 class FrameEncoder(nn.Module):
-    """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train it (DrQ, HIL-SERL).
+    """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train
+    it (DrQ, HIL-SERL).
 
     ``trunks``: networks of other frames, to ``width`` numbers each."""
 
-    def __init__(self, sizes: Mapping[str, int], width: int, trunks: Mapping[str, nn.Module] | None = None) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], width: int, trunks: Mapping[str, nn.Module] | None = None
+    ) -> None:
         super().__init__()
         trunks = dict(trunks or {})
         small = max(16, width // 4)
         self.branches = nn.ModuleDict(
-            {n: nn.Sequential(nn.Linear(d, w := width if n == VISUAL else small), nn.LayerNorm(w), nn.Tanh())
-             for n, d in sizes.items()}
-        )  # fmt: skip
+            {
+                n: nn.Sequential(
+                    nn.Linear(d, w := width if n == VISUAL else small), nn.LayerNorm(w), nn.Tanh()
+                )
+                for n, d in sizes.items()
+            }
+        )
         self.branches.update(trunks)
         self.width = sum(width if name == VISUAL else small for name in sizes) + width * len(trunks)
 
     def forward(self, frames: Mapping[str, Tensor]) -> Tensor:
-        device = next(itertools.chain(self.parameters(), self.buffers())).device  # (an average of one has buffers alone)
-        return torch.cat([branch(frames[n].to(device).float()) for n, branch in self.branches.items()], dim=1)
+        # (an average of one has buffers alone)
+        device = next(itertools.chain(self.parameters(), self.buffers())).device
+        return torch.cat(
+            [branch(frames[n].to(device).float()) for n, branch in self.branches.items()], dim=1
+        )
 
 
 class Actor(nn.Module):
-    """An `ActorPolicy` whose latent action is the action, but where a subclass gives it another meaning.
+    """An `ActorPolicy` whose latent action is the action, but where a subclass gives it another
+    meaning.
 
-    Actions are in half-ranges of the embodiment's bounds, [−1, 1], but where they are sent. ``config.noise`` is what a
-    deterministic actor explores with. A subclass makes ``encoder`` and ``actor``, and frames (`annotate`).
+    Actions are in half-ranges of the embodiment's bounds, [−1, 1], but where they are sent.
+    ``config.noise`` is what a deterministic actor explores with. A subclass makes ``encoder`` and
+    ``actor``, and frames (`annotate`).
     """
 
     policy_type: ClassVar[str]
@@ -82,15 +103,18 @@ class Actor(nn.Module):
         """The share of the latent range that a deterministic actor may use by itself."""
         return 1.0
 
-    # -------------------------------------------------------------------------------------------------------- learning
+    # ------------------------------------------------------------------------------------- learning
     def encode(self, frames: Mapping[str, Tensor]) -> Tensor:
         return self.encoder(frames)
 
     def actor_inputs(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         return encoded
 
-    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see `ActorPolicy`."""
+    def propose(
+        self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Latent action [b l] in (−1, 1) and its log-prob [b] (0 of a deterministic actor); see
+        `ActorPolicy`."""
         return self.meant(self.actor(self.actor_inputs(encoded, frames)), noise)
 
     def meant(self, out: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -106,7 +130,8 @@ class Actor(nn.Module):
         noise = noise.to(mean)
         before = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
-        squashed = 2.0 * (math.log(2.0) - before - nn.functional.softplus(-2.0 * before))  # log(1 − tanh²)
+        # log(1 − tanh²)
+        squashed = 2.0 * (math.log(2.0) - before - nn.functional.softplus(-2.0 * before))
         return before.tanh(), (density - squashed).sum(1)
 
     @staticmethod
@@ -124,10 +149,16 @@ class Actor(nn.Module):
         return self.to_unit(actions).flatten(1)
 
     def weighted_loss(
-        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
+        self,
+        batch: Transitions,
+        encoded: Tensor,
+        frames: Mapping[str, Tensor],
+        weights: Tensor,
+        generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
-        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what is imitated (a Gaussian's before tanh, up to what
-        depends on the data alone), or a deterministic actor's squared error."""
+        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what is imitated (a Gaussian's
+        before tanh, up to what depends on the data alone), or a deterministic actor's squared
+        error."""
         latent, counts = self.imitable(batch, frames)
         out = self.actor(self.actor_inputs(encoded, frames))
         if self.stochastic:
@@ -139,16 +170,24 @@ class Actor(nn.Module):
         return (weights * (error * counts).sum(1)).mean(), {}
 
     def imitable(self, batch: Transitions, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The latent actions [b l] to imitate (`Transitions.labels`), and which of their numbers count (1 or 0) [b l]."""
+        """The latent actions [b l] to imitate (`Transitions.labels`), and which of their numbers
+        count (1 or 0) [b l]."""
         counts = batch.valid.to(self.low).repeat_interleave(len(self.low), 1)
         return self.taken(batch.labels, frames), counts
 
-    # ---------------------------------------------------------------------------------------------------------- acting
+    # --------------------------------------------------------------------------------------- acting
     def latents(
-        self, encoded: Tensor, frames: Mapping[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
+        self,
+        encoded: Tensor,
+        frames: Mapping[str, Tensor],
+        deterministic: bool,
+        seeds: Sequence[int] | None,
     ) -> Tensor:
-        """Latent actions [b l] for present frames and what `encode` makes of them; ``seeds`` as of `Policy.act`."""
-        return self.propose(encoded, frames, None if deterministic else self.normals(len(encoded), seeds))[0]
+        """Latent actions [b l] for present frames and what `encode` makes of them; ``seeds`` as
+        of `Policy.act`."""
+        return self.propose(
+            encoded, frames, None if deterministic else self.normals(len(encoded), seeds)
+        )[0]
 
     def normals(self, rows: int, seeds: Sequence[int] | None) -> Tensor:
         """Standard normal [rows l], of ``seeds`` alone where there are any."""
@@ -164,7 +203,9 @@ class Actor(nn.Module):
         """Half-ranges [b h·a] → physical actions [b h a]."""
         unit = unit.view(len(unit), -1, len(self.low))
         actions = self.low + (self.high - self.low) * (unit.clamp(-1.0, 1.0) + 1.0) / 2.0
-        return ActionChunk(actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device))
+        return ActionChunk(
+            actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        )
 
     def decided(self, latent: Tensor, unit: Tensor, replay: dict[str, Tensor]) -> PolicyOutput:
         """A decision whose log-prob nobody asks for: ``unit`` [b h·a] is sent."""
@@ -179,13 +220,17 @@ class FrozenBaseActor(Actor):
     stream = 0x2545F4914F6CDD1D
 
     def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
-        """Raises ConfigError for a base that does not offer what it sees, or for pictures where there is no camera."""
+        """Raises ConfigError for a base that does not offer what it sees, or for pictures where
+        there is no camera."""
         self._require_features(base)
         super().__init__(base.embodiment)
         self.config = config
         self.base: Any = base.requires_grad_(False).eval()
         self._base_folder: Path | None = None
-        sizes = {name: frame.shape[1] for name, frame in self.features(Observation.blank(base.embodiment)).items()}
+        sizes = {
+            name: frame.shape[1]
+            for name, frame in self.features(Observation.blank(base.embodiment)).items()
+        }
         self._names = tuple(sizes)  # of the frames that are kept
         self.encoder = FrameEncoder(sizes, config.encoder, self._trunks())
         self._build_actor(self.encoder.width + extra_inputs)
@@ -194,13 +239,15 @@ class FrozenBaseActor(Actor):
     def _require_features(cls, base: Any) -> None:
         if not isinstance(base, FeaturePolicy):
             raise ConfigError(
-                f"{cls.__name__} builds on what a policy sees, and {type(base).__name__} does not offer it "
-                f"(frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a nano_vla checkpoint"
+                f"{cls.__name__} builds on what a policy sees, and {type(base).__name__} does not "
+                "offer it (frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a "
+                "nano_vla checkpoint"
             )
 
     def _build_actor(self, inputs: int) -> None:
         outputs = self.latent_dim * (2 if self.stochastic else 1)
-        self.actor = network(inputs, self.config.hidden, outputs, from_zero=True)  # the first latent action is 0
+        # the first latent action is 0
+        self.actor = network(inputs, self.config.hidden, outputs, from_zero=True)
 
     @classmethod
     def from_base(cls, config: Any, base: Any) -> Any:
@@ -220,7 +267,7 @@ class FrozenBaseActor(Actor):
     def stochastic(self) -> bool:
         return self.config.distribution == "gaussian"
 
-    # ------------------------------------------------------------------------------------------------------------ seeing
+    # --------------------------------------------------------------------------------------- seeing
     @property
     def reads_pictures(self) -> bool:
         """See `vla_rl.optional.SeeingActor`."""
@@ -232,12 +279,17 @@ class FrozenBaseActor(Actor):
         return self.config.shift if self.reads_pictures else 0
 
     def features(self, observation: Observation) -> dict[str, Tensor]:
-        """Frames that are kept {name: [b d]}: of the frozen policy, without what it makes of images where those are read."""
+        """Frames that are kept {name: [b d]}: of the frozen policy, without what it makes of
+        images where those are read."""
         if not self.reads_pictures:
             return self.base.frame_features(observation)
         if isinstance(self.base, BlindFeatures):
             return self.base.blind_features(observation)
-        return {name: frame for name, frame in self.base.frame_features(observation).items() if name != VISUAL}
+        return {
+            name: frame
+            for name, frame in self.base.frame_features(observation).items()
+            if name != VISUAL
+        }
 
     def pictures(self, observation: Observation) -> dict[str, Tensor]:
         """See `vla_rl.optional.SeeingActor`."""
@@ -250,23 +302,26 @@ class FrozenBaseActor(Actor):
         c, cameras = self.config, self.embodiment.cameras
         if not cameras:
             raise ConfigError(
-                f"actor.eyes=pictures, and {self.embodiment.name} has no camera: set actor.eyes=features, or use a robot or "
-                f"env that shows pictures"
+                f"actor.eyes=pictures, and {self.embodiment.name} has no camera: set "
+                "actor.eyes=features, or use a robot or env that shows pictures"
             )
         for key, value in {"shift": c.shift, "stride": c.stride}.items():
             if small := [camera for camera in cameras if value >= min(camera.height, camera.width)]:
                 raise ConfigError(
-                    f"actor.{key}={value} is too much for the {small[0].height}x{small[0].width} pixels of camera "
-                    f"{small[0].name}: use a few, such as 4"
+                    f"actor.{key}={value} is too much for the {small[0].height}x{small[0].width} "
+                    f"pixels of camera {small[0].name}: use a few, such as 4"
                 )
         return {
-            f"{_PICTURE}{i}": PictureTrunk(camera.height, camera.width, c.channels, c.stride, c.encoder)
+            f"{_PICTURE}{i}": PictureTrunk(
+                camera.height, camera.width, c.channels, c.stride, c.encoder
+            )
             for i, camera in enumerate(cameras)
         }
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked out."""
+        """Frames [t + 1 …] of an episode: what acting left in its replay, and the rest worked
+        out."""
         seen: dict[str, list[Tensor]] = {}
         known = all(name in trajectory.replay for name in self._names)
         parts = [] if known else list(_portions(trajectory.observations))
@@ -277,9 +332,10 @@ class FrozenBaseActor(Actor):
             seen = {name: [trajectory.replay[name], *last] for name, last in seen.items()}
         return {name: torch.cat(frames) for name, frames in seen.items()}
 
-    # ------------------------------------------------------------------------------------------------------ checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
     def refer_to(self, folder: Path) -> None:
-        """See `vla_rl.optional.ReferringActor`; a small policy is copied all the same, unless ``copy_base`` says no."""
+        """See `vla_rl.optional.ReferringActor`; a small policy is copied all the same, unless
+        ``copy_base`` says no."""
         size = sum(x.nbytes for x in [*self.base.parameters(), *self.base.buffers()])
         copies = size <= _SMALL if self.config.copy_base is None else self.config.copy_base
         self._base_folder = None if copies else Path(folder)
@@ -295,9 +351,13 @@ class FrozenBaseActor(Actor):
             return state
         return {name: value for name, value in state.items() if not name.startswith(_BASE)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Inverse of `state_dict`."""
-        return super().load_state_dict(state_dict, strict=strict and self._base_folder is None, assign=assign)
+        return super().load_state_dict(
+            state_dict, strict=strict and self._base_folder is None, assign=assign
+        )
 
     def config_dict(self) -> dict[str, Any]:
         base = {"policy_type": self.base.policy_type, **self.base.config_dict()}
@@ -308,7 +368,11 @@ class FrozenBaseActor(Actor):
 
     @classmethod
     def from_config_dict(
-        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str], base: Any
+        cls,
+        data: Mapping[str, Any],
+        embodiment: EmbodimentSpec,
+        files: Mapping[str, str],
+        base: Any,
     ) -> Any:
         """``base``: the policy that ``data["base"]`` describes, built."""
         actor = cls(cls.config_class(**data["config"]), base)
@@ -316,8 +380,11 @@ class FrozenBaseActor(Actor):
         return actor
 
 
-def network(inputs: int, hidden: Sequence[int], outputs: int, from_zero: bool = False) -> nn.Sequential:
-    """Linear layers with LayerNorm and SiLU between them; ``from_zero``: what comes out is 0 at first."""
+def network(
+    inputs: int, hidden: Sequence[int], outputs: int, from_zero: bool = False
+) -> nn.Sequential:
+    """Linear layers with LayerNorm and SiLU between them; ``from_zero``: what comes out is 0 at
+    first."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.LayerNorm(width), nn.SiLU()]

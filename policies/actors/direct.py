@@ -1,5 +1,5 @@
-"""An actor with actions of its own, on what a frozen policy sees: RLPD's and HIL-SERL's learner, with a VLA for its eyes, or
-with pictures before its own."""
+"""An actor with actions of its own, on what a frozen policy sees: RLPD's and HIL-SERL's learner,
+with a VLA for its eyes, or with pictures before its own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class DirectActor(GripperActor):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         return self.decide(observation, self.features(observation), deterministic, seeds)

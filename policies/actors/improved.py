@@ -1,7 +1,8 @@
-"""The best of several proposals of a policy, by a critic's judgement, moved a little further up (PA-RL, arXiv 2412.06685).
+"""The best of several proposals of a policy, by a critic's judgement, moved a little further up
+(PA-RL, arXiv 2412.06685).
 
-What is saved is the policy beneath alone (`OwnPolicy`): it is trained to propose what was chosen, and acts without any
-critic.
+What is saved is the policy beneath alone (`OwnPolicy`): it is trained to propose what was chosen,
+and acts without any critic.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from policies.actors.own import OwnPolicy
 from policies.actors.settings import ImprovedConfig
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
-CANDIDATES = "candidates"  # the frame that holds the proposals, half precision [b n h·a] in half-ranges
+# the frame that holds the proposals, half precision [b n h·a] in half-ranges
+CANDIDATES = "candidates"
 _SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a row's proposals
 _PROPOSALS = 0x51ED27  # the seed of proposals for frames that nobody acted on
 
 
 class ImprovedPolicy(OwnPolicy):
-    """A `CandidateActor`. Its deterministic decision is that of the policy beneath; without a ``judge`` every one is."""
+    """A `CandidateActor`. Its deterministic decision is that of the policy beneath; without a
+    ``judge`` every one is."""
 
     config_class = ImprovedConfig
     config: ImprovedConfig
@@ -33,9 +36,10 @@ class ImprovedPolicy(OwnPolicy):
         super().__init__(config, base)
         self.judge: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    # -------------------------------------------------------------------------------------------------------- learning
+    # ------------------------------------------------------------------------------------- learning
     def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CandidateActor`: of ``actions`` [b n d] the ``keep`` best, each at the best point of its way up."""
+        """See `CandidateActor`: of ``actions`` [b n d] the ``keep`` best, each at the best point
+        of its way up."""
         c, judge = self.config, self._judge()
         with torch.no_grad():
             best = judge(encoded, actions).topk(min(c.keep, actions.shape[1]), dim=1).indices
@@ -47,20 +51,26 @@ class ImprovedPolicy(OwnPolicy):
                 found = judge(encoded, at)
                 slope = torch.autograd.grad(found.sum(), at)[0] if step < c.steps else None
             better = found.detach() > value
-            chosen, value = torch.where(better[..., None], at.detach(), chosen), torch.where(better, found.detach(), value)
+            chosen, value = (
+                torch.where(better[..., None], at.detach(), chosen),
+                torch.where(better, found.detach(), value),
+            )
             if slope is not None:
                 slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=1e-8)
                 at = (at.detach() + c.step_size * slope).clamp(-1.0, 1.0)
         return chosen, value
 
-    def propose(self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def propose(
+        self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The best of the frames' proposals [b l], improved; no density."""
         chosen, value = self.improve(encoded.detach(), frames[CANDIDATES].to(encoded))
         return _rows(chosen, value.argmax(1)), encoded.new_zeros(len(encoded))
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """Besides what it sees, proposals for each frame: those of acting, and new ones where nobody acted."""
+        """Besides what it sees, proposals for each frame: those of acting, and new ones where
+        nobody acted."""
         frames = super().annotate(trajectory)
         kept = trajectory.replay.get(CANDIDATES)
         seen = trajectory.final_observation
@@ -71,10 +81,12 @@ class ImprovedPolicy(OwnPolicy):
 
     def _judge(self) -> Callable[[Tensor, Tensor], Tensor]:
         if self.judge is None:
-            raise RuntimeError("an improved policy was asked to choose before an algorithm gave it a judge")
+            raise RuntimeError(
+                "an improved policy was asked to choose before an algorithm gave it a judge"
+            )
         return self.judge
 
-    # ---------------------------------------------------------------------------------------------------------- acting
+    # --------------------------------------------------------------------------------------- acting
     def _proposals(self, observation: Observation, seeds: Sequence[int]) -> Tensor:
         """[b samples h·a] half precision, in half-ranges."""
         n, b = self.config.samples, len(observation)
@@ -85,13 +97,20 @@ class ImprovedPolicy(OwnPolicy):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """One chunk per row; sampled ones are chosen among proposals."""
         if deterministic or self.judge is None:
             return super().act(observation, deterministic=deterministic, seeds=seeds)
         seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
-        frames = {**self.base.frame_features(observation), CANDIDATES: self._proposals(observation, seeds)}
+        frames = {
+            **self.base.frame_features(observation),
+            CANDIDATES: self._proposals(observation, seeds),
+        }
         encoded = self.encode(frames)
         with torch.inference_mode(False):
             chosen, value = self.improve(encoded.clone(), frames[CANDIDATES].to(encoded).clone())
@@ -99,7 +118,9 @@ class ImprovedPolicy(OwnPolicy):
         if self.config.temperature:
             draws = [torch.Generator().manual_seed(seed % 2**62) for seed in seeds]
             shares = (value / self.config.temperature).softmax(1)
-            pick = torch.stack([torch.multinomial(row, 1, generator=g)[0] for row, g in zip(shares.cpu(), draws)]).to(pick)
+            pick = torch.stack(
+                [torch.multinomial(row, 1, generator=g)[0] for row, g in zip(shares.cpu(), draws)]
+            ).to(pick)
         action = _rows(chosen, pick)
         return self.decided(action, action, frames)
 

@@ -1,6 +1,8 @@
-"""The policy beneath itself, with frames for critics: trained by its own supervised loss, and saved as the policy it is.
+"""The policy beneath itself, with frames for critics: trained by its own supervised loss, and saved
+as the policy it is.
 
-It learns from the features that were kept, so what makes them (its vision, its words) stays as it is.
+It learns from the features that were kept, so what makes them (its vision, its words) stays as it
+is.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
 class OwnPolicy(FrozenBaseActor):
-    """A `WeightedActor` whose actor is the policy beneath. A checkpoint of it is one of that policy."""
+    """A `WeightedActor` whose actor is the policy beneath. A checkpoint of it is one of that
+    policy."""
 
     config_class: ClassVar[type] = OwnConfig
     config: Any
@@ -31,7 +34,10 @@ class OwnPolicy(FrozenBaseActor):
     def __init__(self, config: Any, base: Any) -> None:
         """Raises ConfigError for a base that cannot be trained on actions."""
         self._require_trainable(base)
-        self.chunk_length, self.latent_dim = base.chunk_length, base.chunk_length * base.embodiment.action_dim
+        self.chunk_length, self.latent_dim = (
+            base.chunk_length,
+            base.chunk_length * base.embodiment.action_dim,
+        )
         frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
         super().__init__(config, base)
         for name, p in base.named_parameters():
@@ -43,31 +49,43 @@ class OwnPolicy(FrozenBaseActor):
     def _require_trainable(cls, base: Any) -> None:
         if not isinstance(base, ImitationPolicy):
             raise ConfigError(
-                f"actor {cls.named} trains the policy beneath on what was chosen, and {type(base).__name__} has no "
-                f"imitation_loss: use actor=residual or actor=steered"
+                f"actor {cls.named} trains the policy beneath on what was chosen, and "
+                f"{type(base).__name__} has no imitation_loss: use actor=residual or actor=steered"
             )
         if "features" not in inspect.signature(base.imitation_loss).parameters:
             raise ConfigError(
-                f"actor {cls.named} trains the policy beneath from the features that were kept, and {type(base).__name__} "
-                f"learns from images alone: use actor=residual"
+                f"actor {cls.named} trains the policy beneath from the features that were kept, "
+                f"and {type(base).__name__} learns from images alone: use actor=residual"
             )
 
     def _build_actor(self, inputs: int) -> None:
         self.actor = self.base  # what is trained is the policy beneath
 
     def weighted_loss(
-        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], weights: Tensor, generator: torch.Generator
+        self,
+        batch: Transitions,
+        encoded: Tensor,
+        frames: Mapping[str, Tensor],
+        weights: Tensor,
+        generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Its imitation loss on ``config.rows`` decisions that are drawn in proportion to their weights: in the mean, the
-        weighted loss, whatever kind of loss it is, and no pass is spent on rows that hardly count."""
-        pick = torch.multinomial(weights.detach().cpu(), self.config.rows, replacement=True, generator=generator)
+        """Its imitation loss on ``config.rows`` decisions that are drawn in proportion to their
+        weights: in the mean, the weighted loss, whatever kind of loss it is, and no pass is spent
+        on rows that hardly count."""
+        pick = torch.multinomial(
+            weights.detach().cpu(), self.config.rows, replacement=True, generator=generator
+        )
         few = {name: frame[pick.to(frame.device)] for name, frame in frames.items()}
         actions, valid = (x[pick].to(self.low.device) for x in (batch.labels, batch.valid))
         return self.base.imitation_loss(batch.observations[pick], actions, valid, features=few)
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """As the policy beneath."""
         out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
@@ -79,11 +97,17 @@ class OwnPolicy(FrozenBaseActor):
         return isinstance(self.base, GuidedPolicy) and self.base.guidable
 
     def act_towards(
-        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+        self,
+        observation: Observation,
+        wanted: Tensor,
+        weight: Tensor,
+        most: float,
+        *,
+        deterministic: bool = False,
     ) -> ActionChunk:
         return self.base.act_towards(observation, wanted, weight, most, deterministic=deterministic)
 
-    # ------------------------------------------------------------------------------------------------------ checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
     def refer_to(self, folder: Path) -> None:
         """The policy beneath is what is trained: it is always saved."""
 

@@ -1,4 +1,5 @@
-"""Eyes of an actor's own: a few convolutions over a camera's pictures, trained by the critics (DrQ-v2, arXiv 2107.09645)."""
+"""Eyes of an actor's own: a few convolutions over a camera's pictures, trained by the critics
+(DrQ-v2, arXiv 2107.09645)."""
 
 from __future__ import annotations
 
@@ -10,15 +11,21 @@ from torch import Tensor, nn
 
 
 class PictureTrunk(nn.Module):
-    """Pictures [b H W 3] of 0 … 255 → [b ``width``]: a convolution of ``stride`` pixels (twice as wide), then of 3×3 that
-    halve what is left, one for each further of ``channels``; a linear layer, LayerNorm and tanh (DrQ's).
+    """Pictures [b H W 3] of 0 … 255 → [b ``width``]: a convolution of ``stride`` pixels (twice as
+    wide), then of 3×3 that halve what is left, one for each further of ``channels``; a linear
+    layer, LayerNorm and tanh (DrQ's).
 
     DrQ-v2 keeps half of the resolution up to the linear layer.
     """
 
-    def __init__(self, height: int, width_px: int, channels: Sequence[int], stride: int, width: int) -> None:
+    def __init__(
+        self, height: int, width_px: int, channels: Sequence[int], stride: int, width: int
+    ) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, channels[0], 2 * stride, stride, (stride + 1) // 2), nn.ReLU()]
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, channels[0], 2 * stride, stride, (stride + 1) // 2),
+            nn.ReLU(),
+        ]
         for inputs, outputs in pairwise(channels):
             layers += [nn.Conv2d(inputs, outputs, 3, 2, 1), nn.ReLU()]
         self.convolutions = nn.Sequential(*layers)

@@ -1,4 +1,5 @@
-"""Steering a frozen policy that denoises by its first noise (DSRL, arXiv 2506.15799): its weights stay untouched."""
+"""Steering a frozen policy that denoises by its first noise (DSRL, arXiv 2506.15799): its
+weights stay untouched."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from vla_rl.interfaces import NoisePolicy
 from vla_rl.optional import PictureDecoder
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
-LATENT = "latent"  # the frame that holds the latent action that was taken; 0 where another acted, or nobody
+# the frame that holds the latent action that was taken; 0 where another acted, or nobody
+LATENT = "latent"
 
 
 class SteeredPolicy(FrozenBaseActor):
-    """The latent action is the first noise, in units of ``bound`` standard deviations; critics read it as the action.
+    """The latent action is the first noise, in units of ``bound`` standard deviations; critics read
+    it as the action.
 
-    Until its actor has learned it explores with the noise that the frozen policy was trained on, so that critics first see
-    what that policy does by itself (DSRL's initial rollouts).
+    Until its actor has learned it explores with the noise that the frozen policy was trained on, so
+    that critics first see what that policy does by itself (DSRL's initial rollouts).
     """
 
     policy_type = "steered"
@@ -34,27 +37,33 @@ class SteeredPolicy(FrozenBaseActor):
         """Raises ConfigError for a base that does not turn a noise into one chunk."""
         if not isinstance(base, NoisePolicy):
             raise ConfigError(
-                f"actor steered chooses the noise that a policy denoises, and {type(base).__name__} has no "
-                f"decode(observation, noise) (`vla_rl.interfaces.NoisePolicy`): start from a denoising_vla checkpoint "
-                f"(policy=nano_flow), or use actor=residual"
+                "actor steered chooses the noise that a policy denoises, and "
+                f"{type(base).__name__} has no decode(observation, noise) "
+                "(`vla_rl.interfaces.NoisePolicy`): start from a denoising_vla checkpoint "
+                "(policy=nano_flow), or use actor=residual"
             )
         self.chunk_length = base.chunk_length
         self.latent_dim = base.embodiment.action_dim * (1 if config.repeat else base.chunk_length)
         super().__init__(config, base)
-        self.register_buffer("practice", torch.zeros((), dtype=torch.int64))  # updates of the actor so far
+        # updates of the actor so far
+        self.register_buffer("practice", torch.zeros((), dtype=torch.int64))
 
     @classmethod
     def from_base(cls, config: Any, base: Any) -> Any:
         """As of any actor. Raises ConfigError for a base that makes two chunks of one noise."""
         actor = super().from_base(config, base)
         seen = Observation.blank(base.embodiment)
-        frames, noise = base.frame_features(seen), actor.noise(torch.zeros(1, actor.latent_dim).to(actor.low))
+        frames, noise = (
+            base.frame_features(seen),
+            actor.noise(torch.zeros(1, actor.latent_dim).to(actor.low)),
+        )
         first, again = (actor.decoded(noise, seen, frames) for _ in range(2))
         if not torch.allclose(first, again, rtol=0, atol=1e-3):
             raise ConfigError(
-                f"actor steered chooses the noise that a policy denoises, and {type(base).__name__}.decode made two chunks "
-                f"of one noise ({float((first - again).abs().max()):.2g} half-ranges apart): decode without own noise "
-                f"(a deterministic sampler, no dropout), or use actor=residual"
+                "actor steered chooses the noise that a policy denoises, and "
+                f"{type(base).__name__}.decode made two chunks of one noise "
+                f"({float((first - again).abs().max()):.2g} half-ranges apart): decode without own "
+                "noise (a deterministic sampler, no dropout), or use actor=residual"
             )
         return actor
 
@@ -68,7 +77,8 @@ class SteeredPolicy(FrozenBaseActor):
         self.practice += 1
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: older checkpoints do not say that their actor has learned."""
+        """See `vla_rl.optional.CompletingPolicy`: older checkpoints do not say that their actor
+        has learned."""
         return {"practice": torch.ones_like(self.practice), **weights}
 
     def noise(self, latent: Tensor) -> Tensor:
@@ -81,7 +91,9 @@ class SteeredPolicy(FrozenBaseActor):
         return extra[LATENT].to(self.low)
 
     @torch.no_grad()
-    def decoded(self, noise: Tensor, observation: Observation, frames: Mapping[str, Tensor]) -> Tensor:
+    def decoded(
+        self, noise: Tensor, observation: Observation, frames: Mapping[str, Tensor]
+    ) -> Tensor:
         """See `vla_rl.interfaces.SteeredActor`."""
         return self.to_unit(self.base.decode(observation, noise, frames)).flatten(1)
 
@@ -98,11 +110,21 @@ class SteeredPolicy(FrozenBaseActor):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         frames = self.base.frame_features(observation)
         if deterministic or self.practice:
             latent = self.latents(self.encode(frames), frames, deterministic, seeds)
         else:
-            latent = (self.normals(len(observation), seeds).to(self.low) / self.config.bound).clamp(-1.0, 1.0)
-        return self.decided(latent, self.decoded(self.noise(latent), observation, frames), {**frames, LATENT: latent})
+            latent = (self.normals(len(observation), seeds).to(self.low) / self.config.bound).clamp(
+                -1.0, 1.0
+            )
+        return self.decided(
+            latent,
+            self.decoded(self.noise(latent), observation, frames),
+            {**frames, LATENT: latent},
+        )

@@ -1,1 +1,2 @@
-"""Policies that denoise an action chunk: flow matching and diffusion, their likelihood, and one-step students."""
+"""Policies that denoise an action chunk: flow matching and diffusion, their likelihood, and
+one-step students."""

@@ -1,4 +1,5 @@
-"""What policies that denoise action chunks and their students share: trunk, expert, normalisation, noise."""
+"""What policies that denoise action chunks and their students share: trunk, expert,
+normalisation, noise."""
 
 from __future__ import annotations
 
@@ -17,16 +18,20 @@ from policies.trunk.noise import counter_normals, share_noise
 from policies.trunk.trunk import VisionLanguageTrunk
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
-_UNSEEDED = 0  # the seed of every row's first noise where a deterministic decision is asked for without seeds
+# the seed of every row's first noise where a deterministic decision is asked for without seeds
+_UNSEEDED = 0
 
 
-def chunk_normals(seeds: Sequence[int], steps: int, h: int, a: int, correlation: float) -> tuple[Tensor, Tensor]:
+def chunk_normals(
+    seeds: Sequence[int], steps: int, h: int, a: int, correlation: float
+) -> tuple[Tensor, Tensor]:
     """First noise [b h a] and step noise [b steps h a], standard normal.
 
-    In the step noise, two control steps of one action dimension correlate by ``correlation``: exploration then moves a whole
-    chunk one way (see `trunk.chunk_uniforms`). The first noise stays independent, as the policy was trained on it; each
-    number by itself stays standard normal. The log-probs are those of each number alone, so a ratio must not join control
-    steps (`correlated_axes`).
+    In the step noise, two control steps of one action dimension correlate by ``correlation``:
+    exploration then moves a whole chunk one way (see `trunk.chunk_uniforms`). The first noise stays
+    independent, as the policy was trained on it; each number by itself stays standard normal. The
+    log-probs are those of each number alone, so a ratio must not join control steps
+    (`correlated_axes`).
     """
     own, shared = (steps + 1) * h * a, steps * a if correlation else 0
     drawn = counter_normals(seeds, own + shared)
@@ -60,17 +65,26 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
         offset, scale = _action_scaling(embodiment, self.action_stats, config.action_range)
         self.register_buffer("action_offset", offset, persistent=False)
         self.register_buffer("action_scale", scale, persistent=False)
-        for name, bound in (("action_low", embodiment.action_low), ("action_high", embodiment.action_high)):
+        for name, bound in (
+            ("action_low", embodiment.action_low),
+            ("action_high", embodiment.action_high),
+        ):
             self.register_buffer(name, torch.tensor(bound, dtype=torch.float32), persistent=False)
 
     def _new_expert(self) -> ActionExpert:
         c = self.config
         head = c.llm_width // c.llm_heads
         return ActionExpert(
-            self.embodiment.action_dim, c.chunk_length, c.expert_width, c.expert_mlp, c.expert_depth, c.llm_heads, head
+            self.embodiment.action_dim,
+            c.chunk_length,
+            c.expert_width,
+            c.expert_mlp,
+            c.expert_depth,
+            c.llm_heads,
+            head,
         )
 
-    # ----------------------------------------------------------------------------------------------------- parts
+    # ---------------------------------------------------------------------------------------- parts
     def blocks(self) -> list[nn.Module]:
         return [*super().blocks(), *self.expert.layers]
 
@@ -86,12 +100,15 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
     ) -> tuple[Cache, Tensor | None]:
         """The prefix cache, which the expert reads at every step, and the value [b] or None.
 
-        ``replay`` may hold what the vision tower made of the images (see `VisionLanguageTrunk.image_tokens`).
+        ``replay`` may hold what the vision tower made of the images (see
+        `VisionLanguageTrunk.image_tokens`).
         """
         inputs = self._inputs(observation, replay)
         with self._autocast():
             prefix = self._prefix(*inputs)
-            hidden, present = self.trunk(prefix, causal=False, cache_only=not self.config.value_head)
+            hidden, present = self.trunk(
+                prefix, causal=False, cache_only=not self.config.value_head
+            )
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 
     def value(self, observation: Observation) -> Tensor | None:
@@ -102,12 +119,15 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
     def decode(
         self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """See `vla_rl.interfaces.NoisePolicy`: the deterministic chunk float32 [b h a] that starts from ``noise``."""
+        """See `vla_rl.interfaces.NoisePolicy`: the deterministic chunk float32 [b h a] that
+        starts from ``noise``."""
         kept = None if features is None else self._tokens_of(features)
         return self.denormalize(self._from_noise(observation, noise.to(self.device), kept))
 
     @abstractmethod
-    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+    def _from_noise(
+        self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None
+    ) -> Tensor:
         """Normalised actions [b h a]."""
 
     def normalize(self, actions: Tensor) -> Tensor:
@@ -123,15 +143,22 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
         h, a = self.chunk_length, self.embodiment.action_dim
         if self.config.deterministic_start == "zero":
             return torch.zeros(b, h, a, device=self.device)
-        return counter_normals([_UNSEEDED] * b if seeds is None else seeds, h * a).view(b, h, a).to(self.device)
+        return (
+            counter_normals([_UNSEEDED] * b if seeds is None else seeds, h * a)
+            .view(b, h, a)
+            .to(self.device)
+        )
 
     def _chunk(self, normalized: Tensor) -> ActionChunk:
         valid = torch.ones(normalized.shape[:2], dtype=torch.bool, device=normalized.device)
         return ActionChunk(actions=self.denormalize(normalized), valid=valid)
 
 
-def _action_scaling(embodiment: EmbodimentSpec, stats: VectorStats, action_range: str) -> tuple[Tensor, Tensor]:
-    """Offset and scale [a]: physical = normalised · scale + offset. Constant dimensions fall back on the bounds."""
+def _action_scaling(
+    embodiment: EmbodimentSpec, stats: VectorStats, action_range: str
+) -> tuple[Tensor, Tensor]:
+    """Offset and scale [a]: physical = normalised · scale + offset. Constant dimensions fall
+    back on the bounds."""
     bounds = torch.tensor([embodiment.action_low, embodiment.action_high], dtype=torch.float32)
     offset, scale = bounds.mean(0), (bounds[1] - bounds[0]) / 2.0
     if action_range == "zscore":

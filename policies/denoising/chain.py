@@ -1,15 +1,17 @@
-"""The denoising chain as tables of coefficients: every sampler here is one affine step with Gaussian noise.
+"""The denoising chain as tables of coefficients: every sampler here is one affine step with
+Gaussian noise.
 
-A noisy chunk is x = signal · x0 + noise · ε, with x0 the action (normalised) and ε standard normal. The network's output
-gives estimates of both (`split_prediction`), and step i goes to
+A noisy chunk is x = signal · x0 + noise · ε, with x0 the action (normalised) and ε standard normal.
+The network's output gives estimates of both (`split_prediction`), and step i goes to
 
     x' = weight_action · x̂0 + weight_noise · ε̂ + std · z,   z standard normal.
 
-Flow matching has signal = 1 − t and noise = t, with t from 1 (noise) to 0 (action) as in π0 (Black et al. 2024, arXiv
-2410.24164). Sources of the stochastic steps: Flow-SDE, Flow-Noise and their log-probs from πRL (Chen et al. 2025, arXiv
-2510.25889); the coefficient-preserving form (CPS) also as in RL-100 (Lei et al. 2025, arXiv 2510.14830); DDIM with η and
-the DDPM posterior (Song et al. 2021, arXiv 2010.02502, eq. 12; Ho et al. 2020, arXiv 2006.11239, eq. 6–7) as DPPO uses
-them (Ren et al. 2024, arXiv 2409.00588).
+Flow matching has signal = 1 − t and noise = t, with t from 1 (noise) to 0 (action) as in π0 (Black
+et al. 2024, arXiv 2410.24164). Sources of the stochastic steps: Flow-SDE, Flow-Noise and their
+log-probs from πRL (Chen et al. 2025, arXiv 2510.25889); the coefficient-preserving form (CPS) also
+as in RL-100 (Lei et al. 2025, arXiv 2510.14830); DDIM with η and the DDPM posterior (Song et al.
+2021, arXiv 2010.02502, eq. 12; Ho et al. 2020, arXiv 2006.11239, eq. 6–7) as DPPO uses them (Ren et
+al. 2024, arXiv 2409.00588).
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from vla_rl.errors import ConfigError, MissingPackage
 class Chain:
     """Coefficients float32 [K] of the K steps in the order they are taken, from noise to action.
 
-    ``time`` is what the network is told, near 1 for noise and near 0 for an action. ``mean_action`` and ``mean_noise`` are
-    the weights of the deterministic step (the flow's ODE, DDIM with η = 0). ``std`` is 0 where a step has no noise.
+    ``time`` is what the network is told, near 1 for noise and near 0 for an action. ``mean_action``
+    and ``mean_noise`` are the weights of the deterministic step (the flow's ODE, DDIM with η = 0).
+    ``std`` is 0 where a step has no noise.
     """
 
     time: Tensor
@@ -49,7 +52,8 @@ class Chain:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def with_std_limits(self, low: float, high: float) -> Chain:
-        """Standard deviations of noisy steps raised to ``low`` and lowered to ``high`` (0: no limit)."""
+        """Standard deviations of noisy steps raised to ``low`` and lowered to ``high`` (0: no
+        limit)."""
         std = self.std.clamp(min=low, max=high or None)
         return replace(self, std=std)
 
@@ -60,15 +64,18 @@ class Chain:
 
 
 def _chain(**columns: list[float] | Tensor) -> Chain:
-    return Chain(**{name: torch.as_tensor(column, dtype=torch.float32) for name, column in columns.items()})
+    return Chain(
+        **{name: torch.as_tensor(column, dtype=torch.float32) for name, column in columns.items()}
+    )
 
 
 def flow_chain(steps: int, form: str, noise_level: float) -> Chain:
-    """Euler steps of a flow on the grid 1, 1 − 1/K, … 1/K, 0; ``form`` one of `FLOWS`; ``noise_level`` a.
+    """Euler steps of a flow on the grid 1, 1 − 1/K, … 1/K, 0; ``form`` one of `FLOWS`;
+    ``noise_level`` a.
 
-    flow_sde: std = σ√δ and ε̂'s weight t' − σ²δ/(2t), with σ = a√(t/(1 − t)); at t = 1 the denominator takes the next
-    grid time. flow_cps: ε̂'s weight t'·cos(πa/2), std = t'·sin(πa/2), 0 at the last step. flow_noise: the ODE's mean; its
-    std is the network's, so the table holds 0.
+    flow_sde: std = σ√δ and ε̂'s weight t' − σ²δ/(2t), with σ = a√(t/(1 − t)); at t = 1 the
+    denominator takes the next grid time. flow_cps: ε̂'s weight t'·cos(πa/2), std = t'·sin(πa/2), 0
+    at the last step. flow_noise: the ODE's mean; its std is the network's, so the table holds 0.
     """
     t = 1.0 - torch.arange(steps, dtype=torch.float64) / steps
     after = torch.cat([t[1:], t.new_zeros(1)])
@@ -95,10 +102,12 @@ def flow_chain(steps: int, form: str, noise_level: float) -> Chain:
 
 
 def make_scheduler(form: str, train_timesteps: int, prediction: str) -> Any:
-    """diffusers' DDIM or DDPM scheduler: squared-cosine betas, timesteps 0, T/K, 2T/K … in reverse ("leading").
+    """diffusers' DDIM or DDPM scheduler: squared-cosine betas, timesteps 0, T/K, 2T/K … in reverse
+    ("leading").
 
-    Few steps then start at a timestep with some signal left. At the very last one x̂0 = (x − noise·ε̂)/signal divides by
-    almost 0, and clipping would turn the slightest error of ε̂ into an action at the robot's bounds.
+    Few steps then start at a timestep with some signal left. At the very last one x̂0 = (x −
+    noise·ε̂)/signal divides by almost 0, and clipping would turn the slightest error of ε̂ into an
+    action at the robot's bounds.
     """
     try:
         from diffusers.schedulers.scheduling_ddim import DDIMScheduler
@@ -116,7 +125,8 @@ def make_scheduler(form: str, train_timesteps: int, prediction: str) -> Any:
 
 
 def diffusion_chain(scheduler: Any, steps: int, eta: float) -> Chain:
-    """Steps of a diffusers DDIM (noise ``eta``) or DDPM scheduler, whose mean is written in x̂0 and ε̂.
+    """Steps of a diffusers DDIM (noise ``eta``) or DDPM scheduler, whose mean is written in x̂0 and
+    ε̂.
 
     The DDPM posterior mean c0·x̂0 + ct·x is (c0 + ct√ᾱ)·x̂0 + ct√(1 − ᾱ)·ε̂.
     """
@@ -138,7 +148,9 @@ def diffusion_chain(scheduler: Any, steps: int, eta: float) -> Chain:
             std = float(scheduler._get_variance(timestep)) ** 0.5 if timestep > 0 else 0.0
             weights = toward_action + stay * alpha**0.5, stay * (1.0 - alpha) ** 0.5
         row = ((timestep + 1) / train, alpha**0.5, (1.0 - alpha) ** 0.5, *weights, std)
-        for name, x in zip(columns, (*row, alpha_before**0.5, (1.0 - alpha_before) ** 0.5), strict=True):
+        for name, x in zip(
+            columns, (*row, alpha_before**0.5, (1.0 - alpha_before) ** 0.5), strict=True
+        ):
             columns[name].append(x)
     return _chain(**columns)
 
@@ -154,28 +166,36 @@ def trained_range(config: DenoisingVLAConfig, chain: Chain) -> tuple[int, int]:
     if end < 1:
         raise ConfigError(
             f"policy.sampler={config.sampler} with denoising_steps={config.denoising_steps} and "
-            f"last_step_noise={config.last_step_noise} has no stochastic step to train: take more steps, or noise at the "
-            "last one (policy.min_std above 0, last_step_noise=true)"
+            f"last_step_noise={config.last_step_noise} has no stochastic step to train: take more "
+            "steps, or noise at the last one (policy.min_std above 0, last_step_noise=true)"
         )
     if config.trained_steps > end:
         raise ConfigError(
-            f"policy.trained_steps is {config.trained_steps}, but only {end} steps are stochastic: set it to at most that"
+            f"policy.trained_steps is {config.trained_steps}, but only {end} steps are stochastic: "
+            "set it to at most that"
         )
     return (end - config.trained_steps if config.trained_steps else 0), end
 
 
-# ---------------------------------------------------------------------------------------------------------- predictions
+# -------------------------------------------------------------------------------------- predictions
 def training_target(kind: str, action: Tensor, epsilon: Tensor) -> Tensor:
     """What the network is to output for x0 ``action`` and ``epsilon`` [...]: ε − x0, ε or x0."""
     return {"velocity": epsilon - action, "epsilon": epsilon, "sample": action}[kind]
 
 
 def split_prediction(
-    kind: str, output: Tensor, x: Tensor, signal: Tensor, noise: Tensor, bounds: tuple[Tensor, Tensor] | None = None
+    kind: str,
+    output: Tensor,
+    x: Tensor,
+    signal: Tensor,
+    noise: Tensor,
+    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Estimates (x̂0, ε̂) from the network's output at x; ``signal`` and ``noise`` broadcast against x.
+    """Estimates (x̂0, ε̂) from the network's output at x; ``signal`` and ``noise`` broadcast
+    against x.
 
-    With ``bounds`` x̂0 is clipped to them and ε̂ recomputed, so that both still explain x (as in DPPO and diffusers).
+    With ``bounds`` x̂0 is clipped to them and ε̂ recomputed, so that both still explain x (as in
+    DPPO and diffusers).
     """
     if kind == "velocity":
         action, epsilon = x - noise * output, x + signal * output
@@ -204,14 +224,16 @@ def gaussian_entropy(std: Tensor) -> Tensor:
     return std.log() + 0.5 * math.log(2.0 * math.pi * math.e)
 
 
-# ------------------------------------------------------------------------------------------------- per-step schedules
+# ------------------------------------------------------------------------------- per-step schedules
 def discount_schedule(steps: int, discount: float) -> Tensor:
-    """Advantage factors [K'] of the trained steps, noisiest first: γ^(K' − 1 − i) (DPPO, eq. 6: γ_denoise)."""
+    """Advantage factors [K'] of the trained steps, noisiest first: γ^(K' − 1 − i) (DPPO, eq. 6:
+    γ_denoise)."""
     return discount ** torch.arange(steps - 1, -1, -1, dtype=torch.float32)
 
 
 def clip_schedule(steps: int, base: float, rate: float) -> Tensor:
-    """Factors [K'] on the clip range, noisiest first: base + (1 − base)·(e^(ρt) − 1)/(e^ρ − 1), t = i/(K' − 1).
+    """Factors [K'] on the clip range, noisiest first: base + (1 − base)·(e^(ρt) − 1)/(e^ρ − 1), t =
+    i/(K' − 1).
 
     DPPO's ε_i ÷ ε with base = ε_b/ε: tighter at noisy steps. One step alone takes factor 1.
     """

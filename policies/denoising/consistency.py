@@ -1,14 +1,15 @@
 """One-step and few-step students of a denoising policy, and what they learn by.
 
-A student maps a noisy chunk at any time of its grid straight to an action. It keeps the teacher's trunk and learns a
-head, the same kind of expert. With the velocity parametrisation f(x, t) = x − t·v; else f = c_skip·x + c_out·output with
-c_skip = σ²/(s² + σ²), c_out = s/√(s² + σ²), σ = 0.5, s = 10·t (LCM, Luo et al. 2023, arXiv 2310.04378, §4.1). Both are
-the identity at t = 0.
+A student maps a noisy chunk at any time of its grid straight to an action. It keeps the teacher's
+trunk and learns a head, the same kind of expert. With the velocity parametrisation f(x, t) = x −
+t·v; else f = c_skip·x + c_out·output with c_skip = σ²/(s² + σ²), c_out = s/√(s² + σ²), σ = 0.5, s =
+10·t (LCM, Luo et al. 2023, arXiv 2310.04378, §4.1). Both are the identity at t = 0.
 
-- "same_noise" (RL-100, arXiv 2510.14830, its code's default): from one first noise ε, f is to give the action A that the
-  teacher's deterministic path ends at; with several steps also from the points (1 − t)·A + t·ε between.
-- "lcm" (consistency distillation, Song et al. 2023, arXiv 2303.01469, eq. 7): f at a point of the teacher's path is to
-  equal what an averaged copy of the student gives at the path's next point.
+- "same_noise" (RL-100, arXiv 2510.14830, its code's default): from one first noise ε, f is to give
+  the action A that the teacher's deterministic path ends at; with several steps also from the
+  points (1 − t)·A + t·ε between.
+- "lcm" (consistency distillation, Song et al. 2023, arXiv 2303.01469, eq. 7): f at a point of the
+  teacher's path is to equal what an averaged copy of the student gives at the path's next point.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _SIGMA_DATA, _TIME_SCALE = 0.5, 10.0
 
 
 class Grid(NamedTuple):
-    """Where a student's steps start, float32 [n] each, noisiest first: x = signal · action + noise · ε at ``time``."""
+    """Where a student's steps start, float32 [n] each, noisiest first: x = signal · action +
+    noise · ε at ``time``."""
 
     time: Tensor
     signal: Tensor
@@ -54,20 +56,29 @@ class Grid(NamedTuple):
         total = len(teacher.chain_time)
         if steps < 1 or total % steps:
             raise ConfigError(
-                f"a student that learns by method 'lcm' takes some of its teacher's {total} steps, and {steps} does not "
-                f"divide that: use steps that do, or method 'same_noise'"
+                f"a student that learns by method 'lcm' takes some of its teacher's {total} steps, "
+                f"and {steps} does not divide that: use steps that do, or method 'same_noise'"
             )
         pick = torch.arange(0, total, total // steps, device=teacher.device)
         return cls(teacher.chain_time[pick], teacher.chain_signal[pick], teacher.chain_noise[pick])
 
     def lists(self) -> dict[str, list[float]]:
-        return {f"step_{name}s": [float(x) for x in column] for name, column in self._asdict().items()}
+        return {
+            f"step_{name}s": [float(x) for x in column] for name, column in self._asdict().items()
+        }
 
 
 def predict_action(
-    expert: ActionExpert, prediction: str, x: Tensor, time: Tensor, noise: Tensor, modulation: Tensor, cache: Cache
+    expert: ActionExpert,
+    prediction: str,
+    x: Tensor,
+    time: Tensor,
+    noise: Tensor,
+    modulation: Tensor,
+    cache: Cache,
 ) -> Tensor:
-    """f(x, t): the action [b s h a] for noisy chunks ``x`` [b s h a]; ``time`` and ``noise`` broadcast against x."""
+    """f(x, t): the action [b s h a] for noisy chunks ``x`` [b s h a]; ``time`` and ``noise``
+    broadcast against x."""
     output, _ = expert(x, modulation, cache)
     if prediction == "velocity":
         return x - noise * output
@@ -77,22 +88,32 @@ def predict_action(
 
 
 def same_noise_loss(
-    expert: ActionExpert, prediction: str, grid: Grid, cache: Cache, first_noise: Tensor, target: Tensor
+    expert: ActionExpert,
+    prediction: str,
+    grid: Grid,
+    cache: Cache,
+    first_noise: Tensor,
+    target: Tensor,
 ) -> Tensor:
-    """Squared error [b], mean over the grid's points, chunks and dimensions; ``first_noise`` and ``target`` [b s h a]."""
+    """Squared error [b], mean over the grid's points, chunks and dimensions; ``first_noise`` and
+    ``target`` [b s h a]."""
     b, s = first_noise.shape[:2]
-    time, signal, noise = (column.repeat_interleave(s)[:, None, None] for column in grid)  # [n·s 1 1]
+    # [n·s 1 1]
+    time, signal, noise = (column.repeat_interleave(s)[:, None, None] for column in grid)
     actions, noises = (x.repeat(1, len(grid.time), 1, 1) for x in (target, first_noise))
     modulation = expert.modulate(grid.time).repeat_interleave(s, 0).expand(b, -1, -1)
-    guess = predict_action(expert, prediction, signal * actions + noise * noises, time, noise, modulation, cache)
+    guess = predict_action(
+        expert, prediction, signal * actions + noise * noises, time, noise, modulation, cache
+    )
     return (guess - actions).square().mean((1, 2, 3))
 
 
 class ConsistencyVLA(DenoisingBase):
-    """A student policy. Its decisions have no tractable likelihood: it acts, and learns from a `DenoisingVLA` alone.
+    """A student policy. Its decisions have no tractable likelihood: it acts, and learns from a
+    `DenoisingVLA` alone.
 
-    `replay` holds ``first_noise`` [b h a]. A deterministic decision with seeds is the same as a sampled one, since the
-    first noise is all that is random.
+    `replay` holds ``first_noise`` [b h a]. A deterministic decision with seeds is the same as a
+    sampled one, since the first noise is all that is random.
     """
 
     policy_type = "consistency_vla"
@@ -114,7 +135,8 @@ class ConsistencyVLA(DenoisingBase):
         for name in ("time", "signal", "noise"):
             values = torch.tensor(getattr(config, f"step_{name}s"), dtype=torch.float32)
             self.register_buffer(f"grid_{name}", values, persistent=False)
-        # The averaged copy that method "lcm" learns from. In a list, since it is no part of the policy and its state dict.
+        # The averaged copy that method "lcm" learns from. In a list, since it is no part of the
+        # policy and its state dict.
         self._target: list[ActionExpert] = []
         self._kept_modulation: tuple[tuple[torch.device, int], Tensor] | None = None
 
@@ -123,9 +145,11 @@ class ConsistencyVLA(DenoisingBase):
         return super().train(mode)
 
     def _modulation(self) -> Tensor:
-        """The expert's modulation at the grid's times; kept while the policy only acts, since its weights then stay."""
+        """The expert's modulation at the grid's times; kept while the policy only acts, since
+        its weights then stay."""
         weight = self.expert.modulation.weight
-        if self.training or weight.is_inference():  # (tensors made in inference mode count no versions)
+        # (tensors made in inference mode count no versions)
+        if self.training or weight.is_inference():
             return self.expert.modulate(self.grid_time)
         key = (self.device, weight._version)  # another one after loading weights
         if self._kept_modulation is None or self._kept_modulation[0] != key:
@@ -138,9 +162,14 @@ class ConsistencyVLA(DenoisingBase):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
-        """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`. ``behavior_log_prob`` is 0 [b]."""
+        """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`.
+        ``behavior_log_prob`` is 0 [b]."""
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         if seeds is not None and len(seeds) != b:
             raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
@@ -157,28 +186,38 @@ class ConsistencyVLA(DenoisingBase):
             value=value,
         )
 
-    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+    def _from_noise(
+        self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None
+    ) -> Tensor:
         cache, _ = self.encode(observation, replay)
         return self.solve(cache, noise[:, None])[:, 0]
 
     def solve(self, cache: Cache, first_noise: Tensor) -> Tensor:
-        """Actions (normalised) [b s h a] from ``first_noise`` [b s h a], in ``denoising_steps`` steps."""
+        """Actions (normalised) [b s h a] from ``first_noise`` [b s h a], in ``denoising_steps``
+        steps."""
         modulation, x = self._modulation(), first_noise
         action = x
         for i, (time, signal, noise) in enumerate(zip(*self.grid, strict=True)):
             if i:  # to the next point between the action found and the noise that explains x
                 epsilon = (x - self.grid_signal[i - 1] * action) / self.grid_noise[i - 1]
                 x = signal * action + noise * epsilon
-            action = predict_action(self.expert, self.config.prediction, x, time, noise, modulation[i], cache)
+            action = predict_action(
+                self.expert, self.config.prediction, x, time, noise, modulation[i], cache
+            )
         return action
 
-    # ------------------------------------------------------------------------------------------------------- learning
+    # ------------------------------------------------------------------------------------- learning
     def distillation_loss(
-        self, observation: Observation, teacher: DenoisingVLA, generator: torch.Generator, noises: int = 8
+        self,
+        observation: Observation,
+        teacher: DenoisingVLA,
+        generator: torch.Generator,
+        noises: int = 8,
     ) -> tuple[Tensor, dict[str, float]]:
         """Loss on ``noises`` first noises per row, drawn from ``generator`` (on the CPU).
 
-        Metrics: ``loss``; ``action_error``, mean distance per dimension to the teacher's actions (physical units).
+        Metrics: ``loss``; ``action_error``, mean distance per dimension to the teacher's actions
+        (physical units).
         """
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         first_noise = torch.randn(b, noises, h, a, generator=generator).to(self.device)
@@ -187,26 +226,40 @@ class ConsistencyVLA(DenoisingBase):
             cache, _ = self.encode(observation)
         prediction = self.config.prediction
         if self.config.method == "same_noise":
-            loss = same_noise_loss(self.expert, prediction, self.grid, cache, first_noise, path[:, -1]).mean()
+            loss = same_noise_loss(
+                self.expert, prediction, self.grid, cache, first_noise, path[:, -1]
+            ).mean()
         else:
-            index = torch.randint(len(teacher.chain_time), (b, noises), generator=generator).to(self.device)
+            index = torch.randint(len(teacher.chain_time), (b, noises), generator=generator).to(
+                self.device
+            )
             loss = self._lcm_loss(teacher, path, index, cache)
         with torch.no_grad():
             gap = self.denormalize(self.solve(cache, first_noise)) - self.denormalize(path[:, -1])
         return loss, {"loss": float(loss.detach()), "action_error": float(gap.abs().mean())}
 
     def _lcm_loss(self, teacher: DenoisingVLA, path: Tensor, index: Tensor, cache: Cache) -> Tensor:
-        """Squared distance between f at step ``index`` [b s] of the path and the averaged f at the step after it."""
+        """Squared distance between f at step ``index`` [b s] of the path and the averaged f at
+        the step after it."""
         target_expert = self._averaged_expert()
         b, s = index.shape
-        rows, columns = torch.arange(b, device=self.device)[:, None], torch.arange(s, device=self.device)
-        ended = torch.zeros(1, device=self.device)  # after the last step time and noise are 0, and f is the identity
-        times, noises = torch.cat([teacher.chain_time, ended]), torch.cat([teacher.chain_noise, ended])
+        rows, columns = (
+            torch.arange(b, device=self.device)[:, None],
+            torch.arange(s, device=self.device),
+        )
+        # after the last step time and noise are 0, and f is the identity
+        ended = torch.zeros(1, device=self.device)
+        times, noises = (
+            torch.cat([teacher.chain_time, ended]),
+            torch.cat([teacher.chain_noise, ended]),
+        )
 
         def guess(expert: ActionExpert, at: Tensor) -> Tensor:
             time, noise = times[at][..., None, None], noises[at][..., None, None]
             x = path[rows, at, columns]
-            return predict_action(expert, self.config.prediction, x, time, noise, expert.modulate(times)[at], cache)
+            return predict_action(
+                expert, self.config.prediction, x, time, noise, expert.modulate(times)[at], cache
+            )
 
         with torch.no_grad():
             target = guess(target_expert, index + 1)
@@ -218,7 +271,8 @@ class ConsistencyVLA(DenoisingBase):
         return self._target[0]
 
     def distillation_state(self) -> dict[str, Any]:
-        """What distillation needs to go on, besides the weights: fit for `vla_rl.storage.save_state`."""
+        """What distillation needs to go on, besides the weights: fit for
+        `vla_rl.storage.save_state`."""
         return {"target": [dict(target.state_dict()) for target in self._target]}
 
     def load_distillation_state(self, state: Mapping[str, Any]) -> None:

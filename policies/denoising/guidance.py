@@ -1,4 +1,5 @@
-"""Denoising a chunk towards one that is wanted: the guidance of real-time chunking (Black et al. 2025, arXiv 2506.07339)."""
+"""Denoising a chunk towards one that is wanted: the guidance of real-time chunking (Black et al.
+2025, arXiv 2506.07339)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 
 class Guidance(NamedTuple):
-    """``wanted`` Y (normalised) and ``weight`` W, which broadcast against the chunks; the factor is at most ``most`` (β)."""
+    """``wanted`` Y (normalised) and ``weight`` W, which broadcast against the chunks; the factor
+    is at most ``most`` (β)."""
 
     wanted: Tensor
     weight: Tensor
@@ -18,13 +20,18 @@ class Guidance(NamedTuple):
 
 
 def guided(
-    estimate: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, signal: Tensor, noise: Tensor, guidance: Guidance | None
+    estimate: Callable[[Tensor], tuple[Tensor, ...]],
+    x: Tensor,
+    signal: Tensor,
+    noise: Tensor,
+    guidance: Guidance | None,
 ) -> tuple[Tensor, ...]:
-    """What ``estimate`` says of ``x``, (x̂0, ε̂, …), as the guided velocity would have it (eqs. 2 to 4); as it is without
-    guidance.
+    """What ``estimate`` says of ``x``, (x̂0, ε̂, …), as the guided velocity would have it (eqs. 2
+    to 4); as it is without guidance.
 
-    In the paper's time τ = ``signal`` = 1 − ``noise`` the velocity is v = x̂0 − ε̂, and x̂0 = x + (1 − τ) v. The guided one is
-    v + min(β, (τ² + (1 − τ)²) / (τ (1 − τ))) Jᵀ[W (Y − x̂0)] with J = ∂x̂0/∂x, through the network, not only x.
+    In the paper's time τ = ``signal`` = 1 − ``noise`` the velocity is v = x̂0 − ε̂, and x̂0 = x +
+    (1 − τ) v. The guided one is v + min(β, (τ² + (1 − τ)²) / (τ (1 − τ))) Jᵀ[W (Y − x̂0)] with J =
+    ∂x̂0/∂x, through the network, not only x.
     """
     if guidance is None:
         return estimate(x)

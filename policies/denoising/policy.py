@@ -1,15 +1,20 @@
-"""A VLA whose head denoises action chunks, with the likelihood of its own denoising chain: PPO for flow and diffusion.
+"""A VLA whose head denoises action chunks, with the likelihood of its own denoising chain: PPO for
+flow and diffusion.
 
-Trunk: `policies.trunk`, as NanoVLA. Head: `ActionExpert` on the trunk's cached keys and values. A decision starts from
-noise and takes ``denoising_steps`` steps of a `Chain`; the stochastic ones are Gaussian, so each has a log-prob, and the
-decision becomes a short Markov chain that any policy-gradient method can train through.
+Trunk: `policies.trunk`, as NanoVLA. Head: `ActionExpert` on the trunk's cached keys and values. A
+decision starts from noise and takes ``denoising_steps`` steps of a `Chain`; the stochastic ones are
+Gaussian, so each has a log-prob, and the decision becomes a short Markov chain that any
+policy-gradient method can train through.
 
 Followed, and where this departs from it:
-- πRL (arXiv 2510.25889): Flow-SDE, Flow-Noise. Flow-SDE's random step is drawn per row, there per batch.
-- DPPO (arXiv 2409.00588): floors of the standard deviations, clamped log-probs, noise and x̂0 clipping, discount and clip
-  schedule over denoising steps, training of the last K' steps with a frozen copy before them. The mean over dimensions
-  that DPPO takes is PPO's own option (``algorithm.ratio_reduction=mean``).
-- RL-100 (arXiv 2510.14830): sum over a chunk's dimensions, limits of the standard deviations, no noise at the last step.
+- πRL (arXiv 2510.25889): Flow-SDE, Flow-Noise. Flow-SDE's random step is drawn per row, there per
+  batch.
+- DPPO (arXiv 2409.00588): floors of the standard deviations, clamped log-probs, noise and x̂0
+  clipping, discount and clip schedule over denoising steps, training of the last K' steps with a
+  frozen copy before them. The mean over dimensions that DPPO takes is PPO's own option
+  (``algorithm.ratio_reduction=mean``).
+- RL-100 (arXiv 2510.14830): sum over a chunk's dimensions, limits of the standard deviations, no
+  noise at the last step.
 """
 
 from __future__ import annotations
@@ -39,9 +44,10 @@ from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluat
 class DenoisingVLA(DenoisingBase):
     """A `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
 
-    `replay`: ``chain`` float32 [b K'+1 h a] (normalised) and ``first_step`` int64 [b], the index of the step that leaves
-    ``chain[:, 0]``. The chain is float32 throughout, so re-evaluating at unchanged weights reproduces each log-prob.
-    A deterministic decision takes the ODE (DDIM with η = 0) from the row's own first noise.
+    `replay`: ``chain`` float32 [b K'+1 h a] (normalised) and ``first_step`` int64 [b], the index of
+    the step that leaves ``chain[:, 0]``. The chain is float32 throughout, so re-evaluating at
+    unchanged weights reproduces each log-prob. A deterministic decision takes the ODE (DDIM with η
+    = 0) from the row's own first noise.
     """
 
     log_prob_axes: tuple[str, ...] = ("denoising_step", "control_step", "action_dim")
@@ -79,9 +85,13 @@ class DenoisingVLA(DenoisingBase):
             self.student = self._new_expert()
         self.scheduler = None
         if config.sampler in DIFFUSIONS:
-            self.scheduler = chains.make_scheduler(config.sampler, config.train_timesteps, config.prediction)
+            self.scheduler = chains.make_scheduler(
+                config.sampler, config.train_timesteps, config.prediction
+            )
             chain = chains.diffusion_chain(self.scheduler, config.denoising_steps, config.eta)
-            self.register_buffer("train_alphas", self.scheduler.alphas_cumprod.float(), persistent=False)
+            self.register_buffer(
+                "train_alphas", self.scheduler.alphas_cumprod.float(), persistent=False
+            )
         else:
             chain = chains.flow_chain(config.denoising_steps, config.sampler, config.noise_level)
         if config.min_std or config.max_std:
@@ -95,9 +105,12 @@ class DenoisingVLA(DenoisingBase):
         discount = chains.discount_schedule(trained, config.advantage_discount)
         self.register_buffer("discount", discount, persistent=False)
         self.register_buffer(
-            "clip_scale", chains.clip_schedule(trained, config.clip_base, config.clip_rate), persistent=False
+            "clip_scale",
+            chains.clip_schedule(trained, config.clip_base, config.clip_rate),
+            persistent=False,
         )
-        # Part of the weights, so that a resumed run draws the noise an uninterrupted one would have drawn.
+        # Part of the weights, so that a resumed run draws the noise an uninterrupted one would have
+        # drawn.
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
         self.frozen = None
         if config.freeze_untrained:
@@ -107,9 +120,13 @@ class DenoisingVLA(DenoisingBase):
 
     def blocks(self) -> list[nn.Module]:
         student = self.student.layers if self.config.student_steps else ()
-        return [*super().blocks(), *student, *(self.frozen.blocks() if self.frozen is not None else ())]
+        return [
+            *super().blocks(),
+            *student,
+            *(self.frozen.blocks() if self.frozen is not None else ()),
+        ]
 
-    # ------------------------------------------------------------------------------------------------------- steps
+    # ---------------------------------------------------------------------------------------- steps
     @property
     def correlated_axes(self) -> tuple[str, ...]:
         return self.config.correlated_axes
@@ -117,15 +134,27 @@ class DenoisingVLA(DenoisingBase):
     @property
     def steps_per_likelihood(self) -> int:
         """Size of the "denoising_step" axis."""
-        return 1 if self.config.stochastic_steps == "one" else self.end_stochastic - self.first_trained
+        return (
+            1 if self.config.stochastic_steps == "one" else self.end_stochastic - self.first_trained
+        )
 
     def _bounds(self) -> tuple[Tensor, Tensor] | None:
-        return (self.normalize(self.action_low), self.normalize(self.action_high)) if self.config.clip_action else None
+        return (
+            (self.normalize(self.action_low), self.normalize(self.action_high))
+            if self.config.clip_action
+            else None
+        )
 
     def _step(
-        self, x: Tensor, index: Tensor | int, modulation: Tensor, cache: Cache, guidance: Guidance | None = None
+        self,
+        x: Tensor,
+        index: Tensor | int,
+        modulation: Tensor,
+        cache: Cache,
+        guidance: Guidance | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and standard deviation of the stochastic step, and the deterministic step, from ``x`` [b s h a].
+        """Mean and standard deviation of the stochastic step, and the deterministic step, from
+        ``x`` [b s h a].
 
         ``index`` is the number of the step, or [b s]; ``modulation`` that of its time.
         """
@@ -137,15 +166,19 @@ class DenoisingVLA(DenoisingBase):
 
         def estimate(x: Tensor) -> tuple[Tensor, ...]:
             output, features = self.run_expert(x, modulation, cache)
-            return *chains.split_prediction(self.config.prediction, output, x, signal, noise), features
+            return *chains.split_prediction(
+                self.config.prediction, output, x, signal, noise
+            ), features
 
         action, epsilon, features = guided(estimate, x, signal, noise, guidance)
-        if (bounds := self._bounds()) is not None:  # behind the guidance: what is clipped has no gradient
+        # behind the guidance: what is clipped has no gradient
+        if (bounds := self._bounds()) is not None:
             action, epsilon = chains.clip_estimate(action, x, signal, noise, bounds)
         ode = at(self.chain_mean_action) * action + at(self.chain_mean_noise) * epsilon
         if self.config.sampler == "flow_noise":
             low, high = self.config.learned_std_low, self.config.learned_std_high
-            share = 0.5 * (self.std_head(features).tanh() + 1.0)  # log-variance between its limits, as in πRL
+            # log-variance between its limits, as in πRL
+            share = 0.5 * (self.std_head(features).tanh() + 1.0)
             return ode, low * (high / low) ** share, ode
         mean = at(self.chain_weight_action) * action + at(self.chain_weight_noise) * epsilon
         return mean, at(self.chain_std).expand_as(mean), ode
@@ -155,13 +188,18 @@ class DenoisingVLA(DenoisingBase):
         log_prob = chains.gaussian_log_prob(x, mean, std.clamp(min=config.min_log_prob_std))
         if config.log_prob_low is not None or config.log_prob_high is not None:
             log_prob = log_prob.clamp(config.log_prob_low, config.log_prob_high)
-        # πRL's joint likelihood is the mean over the K steps and the first noise (whose ratio is 1).
+        # πRL's joint likelihood is the mean over the K steps and the first noise (whose ratio is
+        # 1).
         return log_prob / (len(self.chain_time) + 1) if config.sampler == "flow_noise" else log_prob
 
-    # ---------------------------------------------------------------------------------------------------- interfaces
+    # ----------------------------------------------------------------------------------- interfaces
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`."""
         kept = self._kept(self.image_tokens(observation)) if self.keeps_image_tokens else {}
@@ -169,20 +207,30 @@ class DenoisingVLA(DenoisingBase):
 
     @torch.no_grad()
     def sample(
-        self, observation: Observation, features: Mapping[str, Tensor], seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        features: Mapping[str, Tensor],
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """See `vla_rl.optional.ChainPolicy`."""
         kept = {name: tokens.to(self.device) for name, tokens in self._tokens_of(features).items()}
         return self._decide(observation, kept, False, seeds)
 
     def _decide(
-        self, observation: Observation, kept: dict[str, Tensor], deterministic: bool, seeds: Sequence[int] | None
+        self,
+        observation: Observation,
+        kept: dict[str, Tensor],
+        deterministic: bool,
+        seeds: Sequence[int] | None,
     ) -> PolicyOutput:
-        """A chunk per row; ``kept`` is what the replay holds of the images, empty where it holds nothing."""
+        """A chunk per row; ``kept`` is what the replay holds of the images, empty where it holds
+        nothing."""
         b, first = len(observation), self.first_trained
         x, step_noise, first_step = self._noises(b, deterministic, seeds)
         own, value = self._own_expert(observation, kept)
-        path, log_prob = self._denoise(x[:, None], self._experts(own, observation, kept), step_noise, first_step)
+        path, log_prob = self._denoise(
+            x[:, None], self._experts(own, observation, kept), step_noise, first_step
+        )
         path, log_prob = path[:, :, 0], log_prob[:, :, 0]
         rows, span = torch.arange(b, device=self.device)[:, None], self.steps_per_likelihood
         segment = first_step[:, None] + torch.arange(span + 1, device=self.device)
@@ -199,8 +247,8 @@ class DenoisingVLA(DenoisingBase):
     def _noises(
         self, b: int, deterministic: bool, seeds: Sequence[int] | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Of ``b`` decisions the first noise [b h a], that of the stochastic steps [b E h a] or None, and the first of the
-        steps that are stochastic [b]."""
+        """Of ``b`` decisions the first noise [b h a], that of the stochastic steps [b E h a] or
+        None, and the first of the steps that are stochastic [b]."""
         config, first, end = self.config, self.first_trained, self.end_stochastic
         if seeds is not None and len(seeds) != b:
             raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
@@ -214,7 +262,9 @@ class DenoisingVLA(DenoisingBase):
         if config.noise_clip:
             step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
         if config.stochastic_steps == "one":
-            draw = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]).to(self.device)
+            draw = torch.from_numpy(
+                counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]
+            ).to(self.device)
             first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
         return x, step_noise, first_step
 
@@ -226,14 +276,25 @@ class DenoisingVLA(DenoisingBase):
     @torch.inference_mode(False)  # it needs a gradient, and may be called in that mode
     @torch.no_grad()
     def act_towards(
-        self, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+        self,
+        observation: Observation,
+        wanted: Tensor,
+        weight: Tensor,
+        most: float,
+        *,
+        deterministic: bool = False,
     ) -> ActionChunk:
         """See `vla_rl.optional.GuidedPolicy`."""
         x, step_noise, first_step = self._noises(len(observation), deterministic, None)
         own, _ = self._own_expert(observation)
-        wanted, weight = self.normalize(wanted.to(self.device))[:, None], weight.to(self.device)[:, None, :, None]
+        wanted, weight = (
+            self.normalize(wanted.to(self.device))[:, None],
+            weight.to(self.device)[:, None, :, None],
+        )
         guidance = Guidance(wanted, weight, most)
-        path, _ = self._denoise(x[:, None], self._experts(own, observation), step_noise, first_step, guidance)
+        path, _ = self._denoise(
+            x[:, None], self._experts(own, observation), step_noise, first_step, guidance
+        )
         return self._chunk(path[:, -1, 0])
 
     def _own_expert(
@@ -249,20 +310,27 @@ class DenoisingVLA(DenoisingBase):
     def _experts(
         self, own: _Expert, observation: Observation, replay: Mapping[str, Tensor] | None = None
     ) -> list[_Expert]:
-        """Who takes each of the K steps: the frozen copy (where there is one) those before the trained ones."""
+        """Who takes each of the K steps: the frozen copy (where there is one) those before the
+        trained ones."""
         early = own
         if self.frozen is not None and bool(self.is_frozen):
             early, _ = self.frozen._own_expert(observation, replay)
         return [early if i < self.first_trained else own for i in range(len(self.chain_time))]
 
     def _denoise(
-        self, x: Tensor, experts: list[_Expert], step_noise: Tensor | None = None, first_step: Tensor | None = None,
+        self,
+        x: Tensor,
+        experts: list[_Expert],
+        step_noise: Tensor | None = None,
+        first_step: Tensor | None = None,
         guidance: Guidance | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """All K steps from ``x`` [b s h a]: the path [b K+1 s h a], and the log-probs [b K' s h a] of the trainable ones.
+    ) -> tuple[Tensor, Tensor]:
+        """All K steps from ``x`` [b s h a]: the path [b K+1 s h a], and the log-probs [b K' s h a]
+        of the trainable ones.
 
-        ``step_noise`` [b E h a] makes the first E steps stochastic; with ``stochastic_steps`` "one" only each row's
-        ``first_step`` [b]. Without it the path is the deterministic one, which has no log-prob (0).
+        ``step_noise`` [b E h a] makes the first E steps stochastic; with ``stochastic_steps`` "one"
+        only each row's ``first_step`` [b]. Without it the path is the deterministic one, which has
+        no log-prob (0).
         """
         one = self.config.stochastic_steps == "one"
         path, log_probs = [x], []
@@ -276,19 +344,25 @@ class DenoisingVLA(DenoisingBase):
                     after = torch.where((first_step == i)[:, None, None, None], after, ode)
             if self.first_trained <= i < self.end_stochastic:
                 likely = step_noise is not None
-                log_probs.append(self._log_prob(after, mean, std) if likely else torch.zeros_like(after))
+                log_probs.append(
+                    self._log_prob(after, mean, std) if likely else torch.zeros_like(after)
+                )
             path.append(after)
             x = after
         return torch.stack(path, 1), torch.stack(log_probs, 1)
 
-    def _from_noise(self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None) -> Tensor:
+    def _from_noise(
+        self, observation: Observation, noise: Tensor, replay: Mapping[str, Tensor] | None
+    ) -> Tensor:
         own, _ = self._own_expert(observation, replay)
         return self._denoise(noise[:, None], self._experts(own, observation, replay))[0][:, -1, 0]
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
-        """Log-prob and entropy [b K' h a] of the stored chain's steps under the present weights, with gradient.
+        """Log-prob and entropy [b K' h a] of the stored chain's steps under the present weights,
+        with gradient.
 
-        ``advantage_weight`` and ``clip_scale`` carry the schedules over denoising steps, where they are not all 1.
+        ``advantage_weight`` and ``clip_scale`` carry the schedules over denoising steps, where they
+        are not all 1.
         """
         path, first_step = replay["chain"].to(self.device), replay["first_step"].to(self.device)
         span = self.steps_per_likelihood
@@ -324,48 +398,69 @@ class DenoisingVLA(DenoisingBase):
         valid: Tensor,
         features: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Mean squared error of the prediction over valid control steps, ``noise_samples`` noisy chunks per row.
+        """Mean squared error of the prediction over valid control steps, ``noise_samples`` noisy
+        chunks per row.
 
-        Flow times are t = 0.999·Beta(1.5, 1) + 0.001 (π0, appendix B), diffusion timesteps uniform. Metrics: ``mse``, and
-        ``mae``, how far x̂0 is from the action (mean over dimensions, physical units, at the sampled times).
+        Flow times are t = 0.999·Beta(1.5, 1) + 0.001 (π0, appendix B), diffusion timesteps uniform.
+        Metrics: ``mse``, and ``mae``, how far x̂0 is from the action (mean over dimensions,
+        physical units, at the sampled times).
         """
         config, h, a = self.config, self.chunk_length, self.embodiment.action_dim
         if tuple(actions.shape[1:]) != (h, a):
             raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks of {h} x {a}: set "
-                "policy.chunk_length to the data's"
+                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
+                f"of {h} x {a}: set policy.chunk_length to the data's"
             )
         b, s = len(actions), config.noise_samples
-        learns = torch.is_grad_enabled()  # (RL leaves the policy in eval mode); a validation loss repeats its noise
-        stream = int(self.draws) * self.ranks + self.rank  # each rank has rows, and noise, of its own
+        # (RL leaves the policy in eval mode); a validation loss repeats its noise
+        learns = torch.is_grad_enabled()
+        # each rank has rows, and noise, of its own
+        stream = int(self.draws) * self.ranks + self.rank
         generator = torch.Generator().manual_seed(stream if learns else 0)
         self.draws += int(learns)
         target_action = self.normalize(actions.to(self.device))[:, None]
         epsilon = torch.randn(b, s, h, a, generator=generator).to(self.device)
         draw = torch.rand(b, s, generator=generator).to(self.device)
         if self.scheduler is None:
-            time = 0.999 * draw ** (1.0 / 1.5) + 0.001  # the inverse distribution function of Beta(1.5, 1)
+            # the inverse distribution function of Beta(1.5, 1)
+            time = 0.999 * draw ** (1.0 / 1.5) + 0.001
             signal, noise = 1.0 - time, time
         else:
             timestep = (draw * config.train_timesteps).long().clamp(max=config.train_timesteps - 1)
             alpha = self.train_alphas[timestep]
-            time, signal, noise = (timestep + 1) / config.train_timesteps, alpha.sqrt(), (1.0 - alpha).sqrt()
+            time, signal, noise = (
+                (timestep + 1) / config.train_timesteps,
+                alpha.sqrt(),
+                (1.0 - alpha).sqrt(),
+            )
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
         with self.learning_features(valid):
-            cache, _ = self.encode(observation, None if features is None else self._tokens_of(features))
+            cache, _ = self.encode(
+                observation, None if features is None else self._tokens_of(features)
+            )
         output, _ = self.run_expert(x, self.expert.modulate(time), cache)
         weight = valid.to(self.device, torch.float32)[:, None, :, None].expand_as(output)
         weight = weight / weight.sum().clamp(min=1.0)
-        loss = ((output - chains.training_target(config.prediction, target_action, epsilon)).square() * weight).sum()
+        loss = (
+            (output - chains.training_target(config.prediction, target_action, epsilon)).square()
+            * weight
+        ).sum()
         with torch.no_grad():
-            guess, _ = chains.split_prediction(config.prediction, output, x, signal, noise, self._bounds())
-            mae = ((self.denormalize(guess) - actions.to(self.device)[:, None]).abs() * weight).sum()
-        return loss, dict(zip(("mse", "mae"), torch.stack([loss.detach(), mae]).tolist(), strict=True))
+            guess, _ = chains.split_prediction(
+                config.prediction, output, x, signal, noise, self._bounds()
+            )
+            mae = (
+                (self.denormalize(guess) - actions.to(self.device)[:, None]).abs() * weight
+            ).sum()
+        return loss, dict(
+            zip(("mse", "mae"), torch.stack([loss.detach(), mae]).tolist(), strict=True)
+        )
 
-    # ------------------------------------------------------------------------------------------------- RL and students
+    # ------------------------------------------------------------------------------ RL and students
     def prepare_for_rl(self) -> None:
-        """As of the trunk; besides, what stays frozen and the student start as copies of the policy."""
+        """As of the trunk; besides, what stays frozen and the student start as copies of the
+        policy."""
         super().prepare_for_rl()
         if self.config.student_steps:
             self.student.load_state_dict(self._student_weights(self._student_prediction))
@@ -376,24 +471,33 @@ class DenoisingVLA(DenoisingBase):
 
     @torch.no_grad()
     def teach(self, observation: Observation, first_noise: Tensor) -> Tensor:
-        """The deterministic path [b K+1 s h a] (normalised) from ``first_noise`` [b s h a]: what students learn from."""
+        """The deterministic path [b K+1 s h a] (normalised) from ``first_noise`` [b s h a]: what
+        students learn from."""
         own, _ = self._own_expert(observation)
         return self._denoise(first_noise, self._experts(own, observation))[0]
 
     def _student_loss(self, experts: list[_Expert], first_noise: Tensor) -> Tensor:
-        """Loss [b] of the student beside RL, times its weight: same first noise, on a prefix without gradient."""
+        """Loss [b] of the student beside RL, times its weight: same first noise, on a prefix
+        without gradient."""
         with torch.no_grad():
             target = self._denoise(first_noise, experts)[0][:, -1]
         cache = [(k.detach(), v.detach()) for k, v in experts[-1].cache]
         grid = Grid.straight(self.config.student_steps, self.device)
-        loss = same_noise_loss(self.student, self._student_prediction, grid, cache, first_noise, target)
+        loss = same_noise_loss(
+            self.student, self._student_prediction, grid, cache, first_noise, target
+        )
         return self.config.student_coef * loss
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: a student that a checkpoint has not starts as one of RL does."""
+        """See `vla_rl.optional.CompletingPolicy`: a student that a checkpoint has not starts as
+        one of RL does."""
         given = dict(weights)
         if self.config.student_steps and not any(name.startswith("student.") for name in given):
-            expert = {name.removeprefix("expert."): x for name, x in given.items() if name.startswith("expert.")}
+            expert = {
+                name.removeprefix("expert."): x
+                for name, x in given.items()
+                if name.startswith("expert.")
+            }
             made = self._student_weights(self._student_prediction, expert)
             given |= {f"student.{name}": x for name, x in made.items()}
         return given
@@ -402,8 +506,11 @@ class DenoisingVLA(DenoisingBase):
     def _student_prediction(self) -> str:
         return "velocity" if self.config.prediction == "velocity" else "sample"
 
-    def _student_weights(self, prediction: str, expert: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The expert's weights; where the student's output stands for something else, its last layer starts at 0."""
+    def _student_weights(
+        self, prediction: str, expert: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The expert's weights; where the student's output stands for something else, its last
+        layer starts at 0."""
         expert = self.expert.state_dict() if expert is None else expert
         weights = {name: tensor.clone() for name, tensor in expert.items()}
         if prediction != self.config.prediction:
@@ -412,30 +519,42 @@ class DenoisingVLA(DenoisingBase):
         return weights
 
     def make_student(self, steps: int, method: str = "same_noise") -> ConsistencyVLA:
-        """A student policy with ``steps`` denoising steps on a copy of the trunk; only its expert is to be trained.
+        """A student policy with ``steps`` denoising steps on a copy of the trunk; only its expert
+        is to be trained.
 
-        ``method`` is how it will learn, one of `policies.denoising.consistency.METHODS`. A student that learnt beside
-        RL (``student_steps``) is taken over.
+        ``method`` is how it will learn, one of `policies.denoising.consistency.METHODS`. A student
+        that learnt beside RL (``student_steps``) is taken over.
         """
-        grid = Grid.straight(steps, self.device) if method == "same_noise" else Grid.of_chain(self, steps)
+        grid = (
+            Grid.straight(steps, self.device)
+            if method == "same_noise"
+            else Grid.of_chain(self, steps)
+        )
         shared = {f.name: getattr(self.config, f.name) for f in fields(DenoisingConfig)}
         config = ConsistencyConfig(
             **{**shared, **grid.lists(), "denoising_steps": steps, "value_head": False},
             prediction=self._student_prediction if method == "same_noise" else "sample",
             method=method,
         )
-        student = ConsistencyVLA(config, self.embodiment, self.action_stats, self.proprio_stats, self.tokenizer)
+        student = ConsistencyVLA(
+            config, self.embodiment, self.action_stats, self.proprio_stats, self.tokenizer
+        )
         own = self.state_dict()
-        student.load_state_dict({n: own[n] for n in student.state_dict() if not n.startswith("expert.")}, strict=False)
+        student.load_state_dict(
+            {n: own[n] for n in student.state_dict() if not n.startswith("expert.")}, strict=False
+        )
         learnt = self.config.student_steps == steps and method == "same_noise"
-        student.expert.load_state_dict(self.student.state_dict() if learnt else self._student_weights(config.prediction))
+        student.expert.load_state_dict(
+            self.student.state_dict() if learnt else self._student_weights(config.prediction)
+        )
         student.requires_grad_(False)
         student.expert.requires_grad_(True)
         return student.to(self.device)
 
 
 class _Expert(NamedTuple):
-    """One who takes steps: the policy, its prefix cache, and its modulation [K D] by the time of each step."""
+    """One who takes steps: the policy, its prefix cache, and its modulation [K D] by the time of
+    each step."""
 
     policy: DenoisingVLA
     cache: Cache

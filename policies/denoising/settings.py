@@ -1,4 +1,5 @@
-"""The options of the policies that denoise, apart from the code that computes: checking a config needs no torch."""
+"""The options of the policies that denoise, apart from the code that computes: checking a config
+needs no torch."""
 
 from __future__ import annotations
 
@@ -6,14 +7,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.settings import TrunkConfig, correlated_axes, require_choices, require_correlation, require_positive
+from policies.settings import (
+    TrunkConfig,
+    correlated_axes,
+    require_choices,
+    require_correlation,
+    require_positive,
+)
 from vla_rl.errors import ConfigError, require_packages
 
 FLOWS = ("flow_sde", "flow_noise", "flow_cps")
 DIFFUSIONS = ("ddim", "ddpm")
 PREDICTIONS = ("velocity", "epsilon", "sample")
 METHODS = ("same_noise", "lcm")
-_BASE_CHOICES = {"action_range": ("zscore", "bounds", "quantile"), "deterministic_start": ("seeded", "zero")}
+_BASE_CHOICES = {
+    "action_range": ("zscore", "bounds", "quantile"),
+    "deterministic_start": ("seeded", "zero"),
+}
 
 
 @dataclass
@@ -29,7 +39,8 @@ class DenoisingConfig(TrunkConfig):
     expert_mlp: int = 256
     # its layers
     expert_depth: int = 6
-    action_range: str = "zscore"  # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
+    # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
+    action_range: str = "zscore"
     # steps from noise to an action
     denoising_steps: int = 10
     deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
@@ -39,7 +50,9 @@ class DenoisingConfig(TrunkConfig):
         require_choices(self, _BASE_CHOICES)
         require_positive(self, "expert_width", "expert_mlp", "expert_depth", "denoising_steps")
         if self.expert_width % 2:
-            raise ConfigError(f"policy.expert_width is {self.expert_width}, the time embedding needs it even")
+            raise ConfigError(
+                f"policy.expert_width is {self.expert_width}, the time embedding needs it even"
+            )
 
 
 _CHAIN_CHOICES = {
@@ -51,17 +64,21 @@ _CHAIN_CHOICES = {
 
 @dataclass
 class DenoisingVLAConfig(DenoisingConfig):
-    """Sampler and likelihood of a `DenoisingVLA`. Standard deviations are in normalised action units; 0 turns a limit off.
+    """Sampler and likelihood of a `DenoisingVLA`. Standard deviations are in normalised action
+    units; 0 turns a limit off.
 
-    ``stochastic_steps`` "one" draws one step per decision that is stochastic and trained, the others are deterministic;
-    ``stochastic_window`` w (0: all) leaves only the first w steps stochastic; ``trained_steps`` K' (0: all) trains the last
-    K' of the stochastic ones, and ``freeze_untrained`` takes the steps before them with a frozen copy of the policy.
-    ``min_std``, ``max_std`` limit what is sampled; ``min_log_prob_std`` is the floor in the likelihood.
-    ``clip_base`` and ``clip_rate`` shape the clip range over the trained steps, ``advantage_discount`` the advantage.
+    ``stochastic_steps`` "one" draws one step per decision that is stochastic and trained, the
+    others are deterministic; ``stochastic_window`` w (0: all) leaves only the first w steps
+    stochastic; ``trained_steps`` K' (0: all) trains the last K' of the stochastic ones, and
+    ``freeze_untrained`` takes the steps before them with a frozen copy of the policy. ``min_std``,
+    ``max_std`` limit what is sampled; ``min_log_prob_std`` is the floor in the likelihood.
+    ``clip_base`` and ``clip_rate`` shape the clip range over the trained steps,
+    ``advantage_discount`` the advantage.
     """
 
     sampler: str = "flow_sde"  # flow_sde | flow_noise | flow_cps | ddim | ddpm
-    prediction: str = "auto"  # auto | velocity (flows) | epsilon, sample (diffusion); auto: velocity or epsilon
+    # auto | velocity (flows) | epsilon, sample (diffusion); auto: velocity or epsilon
+    prediction: str = "auto"
     train_timesteps: int = 100  # of the diffusion schedule
     eta: float = 1.0  # of DDIM's noise
     noise_level: float = 0.5  # a of flow_sde and flow_cps
@@ -86,7 +103,8 @@ class DenoisingVLAConfig(DenoisingConfig):
     # least one in the likelihood; 0: no limit
     min_log_prob_std: float = 0.0
     noise_clip: float = 0.0  # limit of |z| of the step noise
-    noise_correlation: float = 0.0  # of the step noise z, between the control steps of a chunk; see `chunk_normals`
+    # of the step noise z, between the control steps of a chunk; see `chunk_normals`
+    noise_correlation: float = 0.0
     log_prob_low: float | None = None  # clamp of each entry's log-prob
     # upper end of that clamp; null: none
     log_prob_high: float | None = None
@@ -96,7 +114,8 @@ class DenoisingVLAConfig(DenoisingConfig):
     clip_base: float = 1.0
     # exponent by which it grows from there to 1 at the last one
     clip_rate: float = 3.0
-    noise_samples: int = 4  # noisy chunks per demonstration and update; they share one pass of the trunk
+    # noisy chunks per demonstration and update; they share one pass of the trunk
+    noise_samples: int = 4
     student_steps: int = 0  # a student with so many steps learns beside RL (0: none)
     student_coef: float = 1.0  # weight of its loss
 
@@ -109,43 +128,57 @@ class DenoisingVLAConfig(DenoisingConfig):
             self.prediction = "velocity" if flow else "epsilon"
         if flow != (self.prediction == "velocity"):
             raise ConfigError(
-                f"policy.prediction is {self.prediction!r} with policy.sampler {self.sampler!r}: flows predict the "
-                "velocity, diffusion epsilon or the sample"
+                f"policy.prediction is {self.prediction!r} with policy.sampler {self.sampler!r}: "
+                "flows predict the velocity, diffusion epsilon or the sample"
             )
         if not flow and self.train_timesteps % self.denoising_steps:
             raise ConfigError(
-                f"policy.train_timesteps {self.train_timesteps} is not a multiple of policy.denoising_steps "
-                f"{self.denoising_steps}: change either"
+                f"policy.train_timesteps {self.train_timesteps} is not a multiple of "
+                f"policy.denoising_steps {self.denoising_steps}: change either"
             )
         if self.sampler == "flow_noise" and self.stochastic_steps == "one":
             raise ConfigError(
-                "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose likelihood joins all "
-                "steps: set stochastic_steps=all"
+                "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose "
+                "likelihood joins all steps: set stochastic_steps=all"
             )
         if not 0.0 < self.learned_std_low < self.learned_std_high:
             raise ConfigError(
-                f"policy.learned_std_low {self.learned_std_low} and learned_std_high {self.learned_std_high} must be "
-                "positive and in this order"
+                f"policy.learned_std_low {self.learned_std_low} and learned_std_high "
+                f"{self.learned_std_high} must be positive and in this order"
             )
         for name in ("eta", "noise_level", "clip_base"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
-        names = ("min_std", "max_std", "min_log_prob_std", "noise_clip", "stochastic_window", "trained_steps")
+        names = (
+            "min_std",
+            "max_std",
+            "min_log_prob_std",
+            "noise_clip",
+            "stochastic_window",
+            "trained_steps",
+        )
         for name in (*names, "clip_rate", "student_steps", "student_coef"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must not be negative")
+                raise ConfigError(
+                    f"policy.{name} is {getattr(self, name)}, it must not be negative"
+                )
         require_correlation(self.noise_correlation)
         if not 0.0 < self.advantage_discount <= 1.0:
-            raise ConfigError(f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]")
+            raise ConfigError(
+                f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]"
+            )
         if self.freeze_untrained and not self.trained_steps:
             raise ConfigError(
-                "policy.freeze_untrained freezes the steps before policy.trained_steps: set that too (1 or more)"
+                "policy.freeze_untrained freezes the steps before policy.trained_steps: set that "
+                "too (1 or more)"
             )
 
     def check_machine(self) -> None:
         """Raise `MissingPackage` where the sampler's package is not installed."""
         if self.sampler in DIFFUSIONS:
-            require_packages("diffusers", extra="diffusion", purpose=f"policy.sampler={self.sampler}")
+            require_packages(
+                "diffusers", extra="diffusion", purpose=f"policy.sampler={self.sampler}"
+            )
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -164,7 +197,8 @@ _STUDENT_CHOICES = {"method": METHODS, "prediction": ("velocity", "sample")}
 
 @dataclass
 class ConsistencyConfig(DenoisingConfig):
-    """A student's steps (as `consistency.Grid`; empty: a straight grid of ``denoising_steps``) and parametrisation."""
+    """A student's steps (as `consistency.Grid`; empty: a straight grid of ``denoising_steps``)
+    and parametrisation."""
 
     # steps from noise to an action
     denoising_steps: int = 1
@@ -181,8 +215,14 @@ class ConsistencyConfig(DenoisingConfig):
         super().__post_init__()
         require_choices(self, _STUDENT_CHOICES)
         if not self.step_times:
-            time = 1 - np.arange(self.denoising_steps, dtype=np.float32) / np.float32(self.denoising_steps)
-            self.step_times, self.step_signals, self.step_noises = time.tolist(), (1 - time).tolist(), time.tolist()
+            time = 1 - np.arange(self.denoising_steps, dtype=np.float32) / np.float32(
+                self.denoising_steps
+            )
+            self.step_times, self.step_signals, self.step_noises = (
+                time.tolist(),
+                (1 - time).tolist(),
+                time.tolist(),
+            )
         sizes = [len(self.step_times), len(self.step_signals), len(self.step_noises)]
         if sizes != [self.denoising_steps] * 3:
             raise ConfigError(

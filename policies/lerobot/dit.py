@@ -1,5 +1,5 @@
-"""The multi-task diffusion transformer of lerobot 0.6 (after arXiv 2507.05331): CLIP's features of pictures and words
-condition a transformer over the chunk, by diffusion or by a flow."""
+"""The multi-task diffusion transformer of lerobot 0.6 (after arXiv 2507.05331): CLIP's features of
+pictures and words condition a transformer over the chunk, by diffusion or by a flow."""
 
 from __future__ import annotations
 
@@ -37,17 +37,23 @@ class DiTDiffusionHead(DiffusionHead):
         return self.policy.observation_encoder.encode(self._history(batch))
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
-        """CLIP's features of the present frame [b f], without the state before them and the words behind."""
+        """CLIP's features of the present frame [b f], without the state before them and the
+        words behind."""
         last = self.condition(batch).unflatten(1, (self.policy.config.n_obs_steps, -1))[:, -1]
-        return last[:, batch[STATE].shape[1] : last.shape[1] - self.policy.observation_encoder.text_dim].half()
+        return last[
+            :, batch[STATE].shape[1] : last.shape[1] - self.policy.observation_encoder.text_dim
+        ].half()
 
     def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """CLIP's features of the instruction, projected."""
-        return {"text": self.policy.observation_encoder.text_encoder(batch[TOKENS], batch[TOKEN_MASK])}
+        return {
+            "text": self.policy.observation_encoder.text_encoder(batch[TOKENS], batch[TOKEN_MASK])
+        }
 
 
 class DiTFlowHead(DiTDiffusionHead):
-    """By a flow, whose time runs the other way round in lerobot: 0 is noise. There its velocity is action − noise."""
+    """By a flow, whose time runs the other way round in lerobot: 0 is noise. There its velocity
+    is action − noise."""
 
     default_noise = 0.5
 
@@ -55,9 +61,10 @@ class DiTFlowHead(DiTDiffusionHead):
         self.policy, config = policy, policy.config
         if config.integration_method != "euler" or config.sigma_min:
             raise ConfigError(
-                f"this multi_task_dit policy has integration_method={config.integration_method!r} and "
-                f"sigma_min={config.sigma_min}; its steps have a likelihood here with 'euler' and 0 alone: set "
-                f"policy.options=[integration_method:euler, sigma_min:0.0], and measure it so"
+                f"this multi_task_dit policy has integration_method={config.integration_method!r} "
+                f"and sigma_min={config.sigma_min}; its steps have a likelihood here with 'euler' "
+                "and 0 alone: set policy.options=[integration_method:euler, sigma_min:0.0], and "
+                "measure it so"
             )
         self.first_step, self.default_steps = config.n_obs_steps - 1, config.num_integration_steps
         self.chunk_length, self.executed = config.horizon - self.first_step, config.n_action_steps
@@ -69,13 +76,17 @@ class DiTFlowHead(DiTDiffusionHead):
         noise = torch.randn_like(actions)
         time = self.policy.objective._sample_timesteps(len(actions), actions.device)
         share = time[:, None, None]
-        predicted = self._predicted(share * actions + (1 - share) * noise, time, self.condition(batch))
+        predicted = self._predicted(
+            share * actions + (1 - share) * noise, time, self.condition(batch)
+        )
         return _denoising_loss(F.mse_loss(predicted, actions - noise, reduction="none"), valid)
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         return flow_chain(steps, form, noise_level)
 
-    def estimates(self, condition: Tensor, x: Tensor, chain: Chain, index: int | Tensor) -> tuple[Tensor, Tensor]:
+    def estimates(
+        self, condition: Tensor, x: Tensor, chain: Chain, index: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
         velocity = -self._predicted(x, 1.0 - times(chain, index, x), condition)
         return split_prediction("velocity", velocity, x, *scales(chain, index, x))
 

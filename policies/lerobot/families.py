@@ -1,4 +1,5 @@
-"""The families of lerobot's policies that are known here, by lerobot's name, and what is particular to each. No torch."""
+"""The families of lerobot's policies that are known here, by lerobot's name, and what is
+particular to each. No torch."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a family that is told what
-    to do; ``prompt``: how they put it, with ``state`` as long as it gets; ``resizes``: it takes pictures of any size;
-    ``spares``: it does without some of its pictures; ``since``: the lerobot that first runs it here."""
+    """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a
+    family that is told what to do; ``prompt``: how they put it, with ``state`` as long as it gets;
+    ``resizes``: it takes pictures of any size; ``spares``: it does without some of its pictures;
+    ``since``: the lerobot that first runs it here."""
 
     head: str
     tokenizer: str = ""
@@ -33,14 +35,23 @@ _PALIGEMMA = "google/paligemma-3b-pt-224"
 FAMILIES = {
     "act": Family("heads:RegressionHead"),
     "diffusion": Family("heads:DiffusionHead"),
-    "smolvla": Family("flows:SmolVLAHead", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", resizes=True, spares=True),
+    "smolvla": Family(
+        "flows:SmolVLAHead", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", resizes=True, spares=True
+    ),
     # (lerobot 0.4 runs the two on a patched transformers alone)
     "pi0": Family("flows:Pi0Head", _PALIGEMMA, resizes=True, spares=True, since="0.6"),
     "pi05": Family(
-        "flows:Pi0Head", _PALIGEMMA, "Task: {text}, State: {state};\nAction: ", resizes=True, spares=True, since="0.6"
+        "flows:Pi0Head",
+        _PALIGEMMA,
+        "Task: {text}, State: {state};\nAction: ",
+        resizes=True,
+        spares=True,
+        since="0.6",
     ),
     "xvla": Family("xvla:XVLAHead", "facebook/bart-large", "{text}", spares=True, since="0.6"),
-    "multi_task_dit": Family("dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"),
+    "multi_task_dit": Family(
+        "dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"
+    ),
 }
 
 # Others of lerobot's, and why they are not above.

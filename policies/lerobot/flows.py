@@ -1,9 +1,12 @@
-"""Families of lerobot's policies that match a flow: the prefix is encoded once, then an expert denoises step by step.
+"""Families of lerobot's policies that match a flow: the prefix is encoded once, then an expert
+denoises step by step.
 
-The prefix is lerobot's own: its sampler is run up to the point where it asks for its first velocity, and what it asks with
-is kept. So masks, positions and caches are those of the installed version, with gradient.
+The prefix is lerobot's own: its sampler is run up to the point where it asks for its first
+velocity, and what it asks with is kept. So masks, positions and caches are those of the installed
+version, with gradient.
 
-Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise − action.
+Time runs from 1 (noise) to 0 (action); x_t = t·noise + (1 − t)·action and the velocity is noise −
+action.
 """
 
 from __future__ import annotations
@@ -28,16 +31,22 @@ class _Asked(Exception):
         self.given = given
 
 
-def first_question(model: Any, name: str, sampler: str, *inputs: Any, **more: Any) -> dict[str, Any]:
-    """The keyword arguments with which ``model.sampler(*inputs)`` first calls ``model.name``, which is not run."""
+def first_question(
+    model: Any, name: str, sampler: str, *inputs: Any, **more: Any
+) -> dict[str, Any]:
+    """The keyword arguments with which ``model.sampler(*inputs)`` first calls ``model.name``,
+    which is not run."""
 
     def ask(**given: Any) -> None:
         raise _Asked(given)
 
-    own = inspect.unwrap(getattr(type(model), sampler))  # without its no_grad: RL may train what the prefix comes from
+    # without its no_grad: RL may train what the prefix comes from
+    own = inspect.unwrap(getattr(type(model), sampler))
     part = dict(model.named_children()).get(name)
     if part is not None:
-        hook = part.register_forward_pre_hook(lambda module, _, given: ask(**given), with_kwargs=True)
+        hook = part.register_forward_pre_hook(
+            lambda module, _, given: ask(**given), with_kwargs=True
+        )
     else:
         setattr(model, name, ask)
     try:
@@ -53,7 +62,8 @@ def first_question(model: Any, name: str, sampler: str, *inputs: Any, **more: An
 
 
 def repeated(condition: Any, times: int) -> Any:
-    """What is fixed along a chain, for as many rows: each row ``times`` times in a row, whatever lerobot keeps it in."""
+    """What is fixed along a chain, for as many rows: each row ``times`` times in a row, whatever
+    lerobot keeps it in."""
     from transformers import DynamicCache
 
     if isinstance(condition, Tensor):
@@ -61,7 +71,9 @@ def repeated(condition: Any, times: int) -> Any:
     if isinstance(condition, Mapping):
         return {name: repeated(value, times) for name, value in condition.items()}
     if isinstance(condition, DynamicCache):
-        return DynamicCache([(repeated(k, times), repeated(v, times), *rest) for k, v, *rest in condition])
+        return DynamicCache(
+            [(repeated(k, times), repeated(v, times), *rest) for k, v, *rest in condition]
+        )
     return condition
 
 
@@ -84,7 +96,8 @@ class FlowHead(abc.ABC):
 
     @abc.abstractmethod
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """What lerobot's sampler takes: pictures per camera, their masks, the instruction's tokens and mask, at least."""
+        """What lerobot's sampler takes: pictures per camera, their masks, the instruction's
+        tokens and mask, at least."""
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
         """The image tokens of each camera [b f]."""
@@ -92,11 +105,13 @@ class FlowHead(abc.ABC):
 
     def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """The mean embedding of the instruction's words."""
-        return {"text": mean_word(self.trunk.embed_language_tokens(batch[TOKENS]), batch[TOKEN_MASK])}
+        return {
+            "text": mean_word(self.trunk.embed_language_tokens(batch[TOKENS]), batch[TOKEN_MASK])
+        }
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Velocity error over valid control steps and the robot's dimensions; lerobot draws noise N(0, I), then time
-        ~ Beta(1.5, 1)."""
+        """Velocity error over valid control steps and the robot's dimensions; lerobot draws noise
+        N(0, I), then time ~ Beta(1.5, 1)."""
         actions = self.policy.prepare_action(batch)
         noise = self.model.sample_noise(actions.shape, actions.device)
         time = self.model.sample_time(len(actions), actions.device)
@@ -136,8 +151,8 @@ class SmolVLAHead(FlowHead):
 
 
 class Pi0Head(FlowHead):
-    """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv 2504.16054): the state
-    is part of the prompt, which lerobot's preprocessor writes."""
+    """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv
+    2504.16054): the state is part of the prompt, which lerobot's preprocessor writes."""
 
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_inference_steps)

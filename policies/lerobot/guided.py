@@ -1,7 +1,7 @@
 """lerobot's flow policies drawn towards a chunk that is wanted (real-time chunking).
 
-lerobot has this too (`lerobot.policies.rtc`), but takes 1 for the Jacobian: it computes the velocity before it asks
-for a gradient.
+lerobot has this too (`lerobot.policies.rtc`), but takes 1 for the Jacobian: it computes the
+velocity before it asks for a gradient.
 """
 
 from __future__ import annotations
@@ -48,12 +48,22 @@ class GuidedChain:
     @torch.inference_mode(False)  # it needs a gradient, and may be called in that mode
     @torch.no_grad()
     def act_towards(
-        self: Any, observation: Observation, wanted: Tensor, weight: Tensor, most: float, *, deterministic: bool = False
+        self: Any,
+        observation: Observation,
+        wanted: Tensor,
+        weight: Tensor,
+        most: float,
+        *,
+        deterministic: bool = False,
     ) -> ActionChunk:
         """See `vla_rl.optional.GuidedPolicy`. Dimensions that only pad the model's are free."""
-        normal = self._batch(observation, wanted, torch.ones(wanted.shape[:2], dtype=torch.bool))[ACTION]
+        normal = self._batch(observation, wanted, torch.ones(wanted.shape[:2], dtype=torch.bool))[
+            ACTION
+        ]
         h, a = normal.shape[1:]
-        aim, mask = (torch.zeros(len(wanted), *self.head.sample_shape, device=self.device) for _ in range(2))
+        aim, mask = (
+            torch.zeros(len(wanted), *self.head.sample_shape, device=self.device) for _ in range(2)
+        )
         aim[:, :h, :a], mask[:, :h, :a] = normal.float(), weight.to(self.device)[..., None]
         path, _ = self._walk(observation, deterministic, None, Guidance(aim, mask, most))
         return self._decided(path[-1])

@@ -1,10 +1,12 @@
-"""What a family of lerobot's policies computes, behind one small interface: a loss, and an action or a denoising chain. Here
-are ACT and diffusion; `policies.lerobot.flows` has those that match a flow, `policies.lerobot.families` the table of all.
+"""What a family of lerobot's policies computes, behind one small interface: a loss, and an action
+or a denoising chain. Here are ACT and diffusion; `policies.lerobot.flows` has those that match a
+flow, `policies.lerobot.families` the table of all.
 
-A head wraps one `lerobot` policy object and works on lerobot's preprocessed (normalised) batches. Letters: b batch, T
-control steps that the model denoises or regresses, d its action dimensions (padding included), a the robot's, k steps of
-the chain. The mathematics of the chain are `policies.denoising.chain`'s. Nothing here imports lerobot: the objects are
-handed in (`policies.lerobot` builds them).
+A head wraps one `lerobot` policy object and works on lerobot's preprocessed (normalised) batches.
+Letters: b batch, T control steps that the model denoises or regresses, d its action dimensions
+(padding included), a the robot's, k steps of the chain. The mathematics of the chain are
+`policies.denoising.chain`'s. Nothing here imports lerobot: the objects are handed in
+(`policies.lerobot` builds them).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ PADDED = "action_is_pad"
 
 
 class Head(Protocol):
-    """What every family's head offers. ``executed`` control steps are run of the ``chunk_length``."""
+    """What every family's head offers. ``executed`` control steps are run of the
+    ``chunk_length``."""
 
     chunk_length: int
     executed: int
@@ -46,8 +49,9 @@ class Head(Protocol):
 class ChainHead(Head, Protocol):
     """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
 
-    ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after. ``keeps_first_noise``:
-    a step without noise goes on with the chain's first noise, not with the present estimate of it.
+    ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after.
+    ``keeps_first_noise``: a step without noise goes on with the chain's first noise, not with the
+    present estimate of it.
     """
 
     first_step: int
@@ -57,16 +61,19 @@ class ChainHead(Head, Protocol):
     keeps_first_noise: bool
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
-        """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η of DDIM."""
+        """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η
+        of DDIM."""
         ...
 
     def condition(self, batch: dict[str, Any]) -> Any:
         """What stays the same along the chain, encoded once."""
         ...
 
-    def estimates(self, condition: Any, x: Tensor, chain: Chain, index: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Estimates of the action and of the noise [b T d] from the sample ``x`` before step ``index``, one of all rows or
-        int64 [b], one of each."""
+    def estimates(
+        self, condition: Any, x: Tensor, chain: Chain, index: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Estimates of the action and of the noise [b T d] from the sample ``x`` before step
+        ``index``, one of all rows or int64 [b], one of each."""
         ...
 
 
@@ -116,35 +123,48 @@ def column(values: Tensor, index: int | Tensor, x: Tensor) -> Tensor:
 
 
 def _with_past(actions: Tensor, valid: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Chunks [b h a] with ``steps`` control steps before the present one, which have no target: copies of the first that
-    are left out of a mean over ``valid`` [b h]."""
+    """Chunks [b h a] with ``steps`` control steps before the present one, which have no target:
+    copies of the first that are left out of a mean over ``valid`` [b h]."""
     if not steps:
         return actions, valid
     before = torch.zeros_like(valid[:, :1]).expand(-1, steps)
-    return torch.cat([actions[:, :1].expand(-1, steps, -1), actions], dim=1), torch.cat([before, valid], dim=1)
+    return torch.cat([actions[:, :1].expand(-1, steps, -1), actions], dim=1), torch.cat(
+        [before, valid], dim=1
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------- ACT
+# ---------------------------------------------------------------------------------------------- ACT
 class RegressionHead:
-    """ACT (Zhao et al. 2023, arXiv 2304.13705): a chunk in one forward, trained as a conditional VAE with an L1 loss."""
+    """ACT (Zhao et al. 2023, arXiv 2304.13705): a chunk in one forward, trained as a conditional
+    VAE with an L1 loss."""
 
     def __init__(self, policy: Any):
         self.policy = policy
         self.chunk_length, self.executed = policy.config.chunk_size, policy.config.n_action_steps
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """L1 over valid control steps plus ``kl_weight`` · KL(latent ‖ N(0, I)), which sums over latent dimensions."""
-        inputs = {**batch, IMAGES: _images(self.policy, batch)} if self.policy.config.image_features else batch
+        """L1 over valid control steps plus ``kl_weight`` · KL(latent ‖ N(0, I)), which sums over
+        latent dimensions."""
+        inputs = (
+            {**batch, IMAGES: _images(self.policy, batch)}
+            if self.policy.config.image_features
+            else batch
+        )
         predicted, (mean, log_variance) = self.policy.model(inputs)
         l1 = _mean_over_valid(F.l1_loss(predicted, batch[ACTION], reduction="none"), valid)
         if not self.policy.config.use_vae:
             return l1, {"l1": float(l1.detach())}
         kl = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(-1).mean()
-        return l1 + self.policy.config.kl_weight * kl, {"l1": float(l1.detach()), "kl": float(kl.detach())}
+        return l1 + self.policy.config.kl_weight * kl, {
+            "l1": float(l1.detach()),
+            "kl": float(kl.detach()),
+        }
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
         """The backbone's maps [b f]."""
-        return _coarse_maps([self.policy.model.backbone(x)["feature_map"] for x in _images(self.policy, batch)])
+        return _coarse_maps(
+            [self.policy.model.backbone(x)["feature_map"] for x in _images(self.policy, batch)]
+        )
 
     def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {}
@@ -154,12 +174,14 @@ class RegressionHead:
         return self.policy.predict_action_chunk(batch)
 
 
-# ----------------------------------------------------------------------------------------------------------- diffusion
+# ---------------------------------------------------------------------------------------- diffusion
 class DiffusionHead:
-    """Diffusion Policy (Chi et al. 2023, arXiv 2303.04137): DDPM or DDIM over a chunk, conditioned by FiLM.
+    """Diffusion Policy (Chi et al. 2023, arXiv 2303.04137): DDPM or DDIM over a chunk, conditioned
+    by FiLM.
 
-    The clean-sample estimate is clipped as the checkpoint says; the noise estimate is then that of the clipped sample for
-    a checkpoint sampled by DDPM, and the network's own for one sampled by DDIM, as diffusers' schedulers have it.
+    The clean-sample estimate is clipped as the checkpoint says; the noise estimate is then that of
+    the clipped sample for a checkpoint sampled by DDPM, and the network's own for one sampled by
+    DDIM, as diffusers' schedulers have it.
     """
 
     default_noise = 1.0
@@ -168,7 +190,10 @@ class DiffusionHead:
     def __init__(self, policy: Any):
         self.policy, config = policy, policy.config
         self.model = self._model()
-        self.scheduler, self.default_steps = self.model.noise_scheduler, self.model.num_inference_steps
+        self.scheduler, self.default_steps = (
+            self.model.noise_scheduler,
+            self.model.num_inference_steps,
+        )
         self.first_step = config.n_obs_steps - 1
         self.chunk_length, self.executed = config.horizon - self.first_step, config.n_action_steps
         self.sample_shape = (config.horizon, config.action_feature.shape[0])
@@ -182,7 +207,8 @@ class DiffusionHead:
         return self.model.unet(x, timesteps, global_cond=condition)
 
     def _history(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Observations with lerobot's axis of ``n_obs_steps`` frames, all of them the present one."""
+        """Observations with lerobot's axis of ``n_obs_steps`` frames, all of them the present
+        one."""
         frames = self.policy.config.n_obs_steps
 
         def repeat(x: Tensor) -> Tensor:
@@ -194,11 +220,14 @@ class DiffusionHead:
         return out
 
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Denoising error (of ε or of the clean sample, as the checkpoint predicts) over valid control steps."""
+        """Denoising error (of ε or of the clean sample, as the checkpoint predicts) over valid
+        control steps."""
         actions, valid = _with_past(batch[ACTION], valid, self.first_step)
         noise = torch.randn_like(actions)
         timesteps = torch.randint(self.train_steps, (len(actions),), device=actions.device)
-        predicted = self._predicted(self.scheduler.add_noise(actions, noise, timesteps), timesteps, self.condition(batch))
+        predicted = self._predicted(
+            self.scheduler.add_noise(actions, noise, timesteps), timesteps, self.condition(batch)
+        )
         target = noise if self.policy.config.prediction_type == "epsilon" else actions
         return _denoising_loss(F.mse_loss(predicted, target, reduction="none"), valid)
 
@@ -206,7 +235,8 @@ class DiffusionHead:
         return self.model._prepare_global_conditioning(self._history(batch))
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
-        """The encoder's keypoints of the present frame [b f], without the state that stands before them."""
+        """The encoder's keypoints of the present frame [b f], without the state that stands
+        before them."""
         last = self.condition(batch).unflatten(1, (self.policy.config.n_obs_steps, -1))[:, -1]
         return last[:, batch[STATE].shape[1] :].half()
 
@@ -214,18 +244,27 @@ class DiffusionHead:
         return {}
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
-        """The checkpoint's own scheduler (``form`` is a flow's and plays no part): DDPM's posterior, or DDIM with η."""
+        """The checkpoint's own scheduler (``form`` is a flow's and plays no part): DDPM's
+        posterior, or DDIM with η."""
         if not 1 <= steps <= self.train_steps:
             raise ConfigError(
-                f"policy.denoising_steps is {steps}, this checkpoint was trained with {self.train_steps} diffusion steps: "
-                f"choose 1 to {self.train_steps}, or 0 for the checkpoint's own number"
+                f"policy.denoising_steps is {steps}, this checkpoint was trained with "
+                f"{self.train_steps} diffusion steps: choose 1 to {self.train_steps}, or 0 for the "
+                "checkpoint's own number"
             )
         return diffusion_chain(self.scheduler, steps, noise_level)
 
-    def estimates(self, condition: Tensor, x: Tensor, chain: Chain, index: int | Tensor) -> tuple[Tensor, Tensor]:
+    def estimates(
+        self, condition: Tensor, x: Tensor, chain: Chain, index: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
         config = self.policy.config
         timesteps = (times(chain, index, x) * self.train_steps).round().long() - 1
-        inputs = (config.prediction_type, self._predicted(x, timesteps, condition), x, *scales(chain, index, x))
+        inputs = (
+            config.prediction_type,
+            self._predicted(x, timesteps, condition),
+            x,
+            *scales(chain, index, x),
+        )
         if not config.clip_sample:
             return split_prediction(*inputs)
         limit = torch.tensor(config.clip_sample_range, device=x.device)

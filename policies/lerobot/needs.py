@@ -1,4 +1,5 @@
-"""What a new language policy of lerobot reads besides its packages, looked for before anything is spent (no torch)."""
+"""What a new language policy of lerobot reads besides its packages, looked for before anything
+is spent (no torch)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from policies.lerobot.families import FAMILIES
 from policies.lerobot.package import since, version
 from vla_rl.errors import MissingDependency
 
-BACKBONES = ("vlm_model_name", "tokenizer_name", "text_encoder_name")  # lerobot's settings that name one
-_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")  # one of them is there where a tokenizer is
+# lerobot's settings that name one
+BACKBONES = ("vlm_model_name", "tokenizer_name", "text_encoder_name")
+# one of them is there where a tokenizer is
+_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def require_family(family: str) -> None:
@@ -23,14 +26,16 @@ def require_family(family: str) -> None:
     needed = FAMILIES[family].since
     if not since(needed):
         raise MissingDependency(
-            f"lerobot's {family} needs lerobot {needed} or newer, and {version()} is installed: newer ones need Python "
-            f"3.12, so make the environment anew with it (make clean, then PYTHON=python3.12 make setup)"
+            f"lerobot's {family} needs lerobot {needed} or newer, and {version()} is installed: "
+            "newer ones need Python 3.12, so make the environment anew with it (make clean, then "
+            "PYTHON=python3.12 make setup)"
         )
 
 
 def require_language(family: str, vlm: str, options: Mapping[str, Any]) -> None:
-    """Raise `MissingDependency` where a new policy of ``family`` could not be built for want of its language backbone:
-    ``vlm`` is a folder, empty: what ``options`` or lerobot name, in the Hugging Face cache."""
+    """Raise `MissingDependency` where a new policy of ``family`` could not be built for want of its
+    language backbone: ``vlm`` is a folder, empty: what ``options`` or lerobot name, in the Hugging
+    Face cache."""
     tokenizer = FAMILIES[family].tokenizer
     if tokenizer:
         named = vlm or str(next((options[key] for key in BACKBONES if key in options), tokenizer))
@@ -38,12 +43,19 @@ def require_language(family: str, vlm: str, options: Mapping[str, Any]) -> None:
 
 
 def require_checkpoint(folder: str, vlm: str) -> None:
-    """Raise `MissingDependency` where the policy in ``folder`` needs a newer lerobot, or a tokenizer that is not on this
-    machine; what is wrong with the folder itself is found as it is read."""
+    """Raise `MissingDependency` where the policy in ``folder`` needs a newer lerobot, or a
+    tokenizer that is not on this machine; what is wrong with the folder itself is found as it is
+    read."""
     try:
         family = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["type"]
-        steps = json.loads((Path(folder) / "policy_preprocessor.json").read_text(encoding="utf-8"))["steps"]
-        names = [str(step["config"]["tokenizer_name"]) for step in steps if "tokenizer_name" in step.get("config", {})]
+        steps = json.loads((Path(folder) / "policy_preprocessor.json").read_text(encoding="utf-8"))[
+            "steps"
+        ]
+        names = [
+            str(step["config"]["tokenizer_name"])
+            for step in steps
+            if "tokenizer_name" in step.get("config", {})
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     if family not in FAMILIES:
@@ -61,15 +73,16 @@ def _require_tokenizer(whose: str, name: str, published: str) -> None:
     if not found:
         gated = ", after accepting its licence there" if published.startswith("google/") else ""
         raise MissingDependency(
-            f"{whose}: its tokenizer {name!r} is not on this machine (no {' or '.join(_FILES)}). Give a folder that holds "
-            f"it as policy.vlm=/path, or put the model into the Hugging Face cache once (hf download {published}{gated})"
+            f"{whose}: its tokenizer {name!r} is not on this machine (no {' or '.join(_FILES)}). "
+            "Give a folder that holds it as policy.vlm=/path, or put the model into the Hugging "
+            f"Face cache once (hf download {published}{gated})"
         )
 
 
 @contextlib.contextmanager
 def tokenizer_of(family: str, vlm: str) -> Iterator[None]:
-    """In the block lerobot's processors of a new policy read the tokenizer of ``vlm``, where that is given: those of the π0
-    family have the hub's name of theirs written into them."""
+    """In the block lerobot's processors of a new policy read the tokenizer of ``vlm``, where that
+    is given: those of the π0 family have the hub's name of theirs written into them."""
     module: Any = importlib.import_module(f"lerobot.policies.{family}.processor_{family}")
     theirs = vars(module).get("TokenizerProcessorStep")
     if not vlm or theirs is None:
@@ -84,7 +97,8 @@ def tokenizer_of(family: str, vlm: str) -> Iterator[None]:
 
 def _cached(name: str) -> bool:
     """Whether the hub's cache has it, or it may be fetched."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("0", "false", "no", "off"):  # asked for: what it names is fetched
+    # asked for: what it names is fetched
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("0", "false", "no", "off"):
         return True
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -22,21 +22,31 @@ from vla_rl.types import EmbodimentSpec
 
 
 def new_policy(
-    config: LeRobotConfig, embodiment: EmbodimentSpec, action: Mapping[str, Any], proprio: Mapping[str, Any]
+    config: LeRobotConfig,
+    embodiment: EmbodimentSpec,
+    action: Mapping[str, Any],
+    proprio: Mapping[str, Any],
 ) -> Stored:
-    """Settings and processors of a new policy of ``config.family``: its features are the robot's, images are normalised
-    with ImageNet's constants (as lerobot's training does), state and action with the given statistics."""
+    """Settings and processors of a new policy of ``config.family``: its features are the robot's,
+    images are normalised with ImageNet's constants (as lerobot's training does), state and action
+    with the given statistics."""
     from lerobot.configs.policies import PreTrainedConfig
 
     require_family(config.family)
     h = config.chunk_length
     known = {f.name for f in dataclasses.fields(PreTrainedConfig.get_choice_class(config.family))}
-    shape: dict[str, Any] = {"horizon": h, "n_obs_steps": 1} if "horizon" in known else {"chunk_size": h}
+    shape: dict[str, Any] = (
+        {"horizon": h, "n_obs_steps": 1} if "horizon" in known else {"chunk_size": h}
+    )
     if config.family == "xvla":
-        shape["action_mode"] = "auto"  # the robot's own dimensions; lerobot's default is a pair of hands
+        # the robot's own dimensions; lerobot's default is a pair of hands
+        shape["action_mode"] = "auto"
     settings = {
         "type": config.family,
-        "input_features": {IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]} for c in embodiment.cameras}
+        "input_features": {
+            IMAGES + c.name: {"type": "VISUAL", "shape": [3, c.height, c.width]}
+            for c in embodiment.cameras
+        }
         | {STATE: {"type": "STATE", "shape": [embodiment.proprio_dim]}},
         "output_features": {ACTION: {"type": "ACTION", "shape": [embodiment.action_dim]}},
         "device": "cpu",
@@ -46,7 +56,10 @@ def new_policy(
     options = config.option_values()
     unknown = sorted(set(options) - known)
     if unknown:
-        raise ConfigError(f"policy.options has {unknown[0]!r}, which lerobot's {config.family} policy does not know")
+        raise ConfigError(
+            f"policy.options has {unknown[0]!r}, which lerobot's {config.family} "
+            "policy does not know"
+        )
     if "pretrained_backbone_weights" in known:
         settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
     if config.vlm and "vlm_model_name" in known:
@@ -60,8 +73,8 @@ def with_processors(
     action: Mapping[str, Any],
     proprio: Mapping[str, Any],
 ) -> Stored:
-    """``settings`` completed by lerobot, with its processors for these statistics. Raises `MissingDependency` without the
-    tokenizer."""
+    """``settings`` completed by lerobot, with its processors for these statistics. Raises
+    `MissingDependency` without the tokenizer."""
     from lerobot.policies.factory import make_pre_post_processors
 
     decoded, family = decode(settings), settings["type"]
@@ -70,7 +83,9 @@ def with_processors(
         for key, values in ((ACTION, action), (STATE, proprio))
     }
     imagenet = {k: torch.tensor(v).view(3, 1, 1) for k, v in IMAGENET.items()}
-    statistics |= {key: imagenet for key, f in settings["input_features"].items() if f["type"] == "VISUAL"}
+    statistics |= {
+        key: imagenet for key, f in settings["input_features"].items() if f["type"] == "VISUAL"
+    }
     own_size = {SIZES: dict(config.sizes)} if config.sizes else {}
     with tempfile.TemporaryDirectory() as name:
         decoded._save_pretrained(folder := Path(name))
@@ -79,8 +94,9 @@ def with_processors(
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(
-                f"the tokenizer of a new {family} policy (lerobot's own is {FAMILIES[family].tokenizer!r}) is not on this "
-                f"machine. Give a folder that holds it as policy.vlm=/path"
+                f"the tokenizer of a new {family} policy (lerobot's own is "
+                f"{FAMILIES[family].tokenizer!r}) is not on this machine. Give a folder that holds "
+                "it as policy.vlm=/path"
             ) from error
         for pipeline, file in zip(processors, PIPELINES, strict=True):
             pipeline.save_pretrained(folder, config_filename=f"{file}.json")

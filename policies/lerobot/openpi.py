@@ -1,9 +1,12 @@
-"""Folders that openpi's PyTorch training and its converter write: π0 and π0.5 with their normalisation, by openpi's names.
+"""Folders that openpi's PyTorch training and its converter write: π0 and π0.5 with their
+normalisation, by openpi's names.
 
-``config.json`` (action_dim, action_horizon, paligemma_variant, action_expert_variant, precision), ``model.safetensors``, and
-``assets/<asset>/norm_stats.json``. What such a folder does not say must be told: which picture is which camera
-(``policy.cameras``), how many control steps are executed (``policy.options=[n_action_steps:5]``), and whether actions are
-relative to the state (``use_relative_actions:true``, ``relative_exclude_joints``), as openpi's config of the robot has it.
+``config.json`` (action_dim, action_horizon, paligemma_variant, action_expert_variant, precision),
+``model.safetensors``, and ``assets/<asset>/norm_stats.json``. What such a folder does not say must
+be told: which picture is which camera (``policy.cameras``), how many control steps are executed
+(``policy.options=[n_action_steps:5]``), and whether actions are relative to the state
+(``use_relative_actions:true``, ``relative_exclude_joints``), as openpi's config of the robot has
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from policies.settings import LeRobotConfig
 from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import EmbodimentSpec
 
-_PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # in the order that the model has them
+# in the order that the model has them
+_PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 _TOKENS = {"pi0": 48, "pi05": 200}
 
 
@@ -30,12 +34,16 @@ def is_openpi(folder: Path) -> bool:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(settings, dict) and "type" not in settings and {"action_dim", "action_horizon"} <= set(settings)
+    return (
+        isinstance(settings, dict)
+        and "type" not in settings
+        and {"action_dim", "action_horizon"} <= set(settings)
+    )
 
 
 def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
-    """The policy in ``config.checkpoint`` as lerobot would store it, for a robot of as many dimensions. Raises `UserError`
-    and `EmbodimentMismatch`."""
+    """The policy in ``config.checkpoint`` as lerobot would store it, for a robot of as many
+    dimensions. Raises `UserError` and `EmbodimentMismatch`."""
     folder = Path(config.checkpoint)
     said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     family = "pi05" if "time_mlp_in.weight" in tensor_names(folder / WEIGHTS) else "pi0"
@@ -56,16 +64,25 @@ def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
     }
     statistics = _statistics(folder)
     sized = {"state": embodiment.proprio_dim, "actions": embodiment.action_dim}
-    return with_processors(settings, config, *(_cut(folder, statistics, name, sized[name]) for name in ("actions", "state")))
+    return with_processors(
+        settings,
+        config,
+        *(_cut(folder, statistics, name, sized[name]) for name in ("actions", "state")),
+    )
 
 
 def _statistics(folder: Path) -> dict[str, Any]:
     found = sorted((folder / "assets").rglob("norm_stats.json"))
     if len(found) != 1:
-        those = f"{len(found)} ({', '.join(str(file.parent.relative_to(folder)) for file in found)})" if found else "none"
+        those = (
+            f"{len(found)} ({', '.join(str(file.parent.relative_to(folder)) for file in found)})"
+            if found
+            else "none"
+        )
         raise UserError(
-            f"{folder} must hold one assets/<asset>/norm_stats.json, by which its policy was trained, and has {those}: copy "
-            f"the assets folder that lies beside the checkpoint it was converted from, and leave the robot's own in it"
+            f"{folder} must hold one assets/<asset>/norm_stats.json, by which its policy was "
+            f"trained, and has {those}: copy the assets folder that lies beside the checkpoint it "
+            "was converted from, and leave the robot's own in it"
         )
     try:
         return json.loads(found[0].read_text(encoding="utf-8"))["norm_stats"]
@@ -74,14 +91,22 @@ def _statistics(folder: Path) -> dict[str, Any]:
 
 
 def _cut(folder: Path, statistics: dict[str, Any], name: str, size: int) -> dict[str, list[float]]:
-    """{as `new_policy` takes them: [size]}; openpi pads them at times. What lerobot does not normalise by is filled in."""
+    """{as `new_policy` takes them: [size]}; openpi pads them at times. What lerobot does not
+    normalise by is filled in."""
     try:
-        own = {key: [float(x) for x in statistics[name][key]] for key in ("mean", "std", "q01", "q99")}
+        own = {
+            key: [float(x) for x in statistics[name][key]] for key in ("mean", "std", "q01", "q99")
+        }
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the norm_stats.json of {folder} has no {name}.{error}: fetch the checkpoint again") from error
+        raise UserError(
+            f"the norm_stats.json of {folder} has no {name}.{error}: fetch the checkpoint again"
+        ) from error
     if short := [key for key, values in own.items() if len(values) < size]:
         raise EmbodimentMismatch(
-            f"{folder} was trained with {len(own[short[0]])} numbers of {name} (norm_stats.json), and the robot has {size}"
+            f"{folder} was trained with {len(own[short[0]])} numbers of {name} (norm_stats.json), "
+            f"and the robot has {size}"
         )
     own = {key: values[:size] for key, values in own.items()}
-    return {key: own.get(key, own["q99" if key == "high" else "q01"]) for key in STATISTICS.values()}
+    return {
+        key: own.get(key, own["q99" if key == "high" else "q01"]) for key in STATISTICS.values()
+    }

@@ -17,7 +17,9 @@ def require_lerobot() -> None:
     try:
         import lerobot.policies.factory  # noqa: F401 (registers the families)
     except ImportError as error:
-        raise MissingPackage(str(error.name or "lerobot"), "lerobot", "A policy of lerobot") from error
+        raise MissingPackage(
+            str(error.name or "lerobot"), "lerobot", "A policy of lerobot"
+        ) from error
 
 
 def version() -> str:
@@ -32,7 +34,8 @@ def since(number: str) -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """lerobot prints and warns about devices while it builds; what matters comes as an error here."""
+    """lerobot prints and warns about devices while it builds; what matters comes as an error
+    here."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,9 @@
-"""Weights of lerobot's policies on disk, under the names of lerobot and, for π0 and π0.5, of openpi.
+"""Weights of lerobot's policies on disk, under the names of lerobot and, for π0 and π0.5, of
+openpi.
 
-openpi's names are lerobot's without "model." in front. Its files, and those of lerobot 0.4, hold one table for the trunk's
-words and its outputs; lerobot 0.6 has two. A policy that was read from one keeps them in one, and is written so.
+openpi's names are lerobot's without "model." in front. Its files, and those of lerobot 0.4, hold
+one table for the trunk's words and its outputs; lerobot 0.6 has two. A policy that was read from
+one keeps them in one, and is written so.
 """
 
 from __future__ import annotations
@@ -22,14 +24,21 @@ _PI = "model.paligemma_with_expert."
 _WORDS, _OUTPUTS = f"{_PI}paligemma.model.language_model.embed_tokens", f"{_PI}paligemma.lm_head"
 _UNUSED = f"{_PI}gemma_expert.lm_head.weight"  # the expert makes no words
 _OLD = (  # names of lerobot's first files of π0, before transformers 4.52
-    (r"^(model\.paligemma_with_expert\.paligemma)\.language_model\.model\.", r"\1.model.language_model."),
+    (
+        r"^(model\.paligemma_with_expert\.paligemma)\.language_model\.model\.",
+        r"\1.model.language_model.",
+    ),
     (r"^(model\.paligemma_with_expert\.paligemma)\.language_model\.lm_head\.", r"\1.lm_head."),
-    (r"^(model\.paligemma_with_expert\.paligemma)\.(vision_tower|multi_modal_projector)\.", r"\1.model.\2."),
+    (
+        r"^(model\.paligemma_with_expert\.paligemma)\.(vision_tower|multi_modal_projector)\.",
+        r"\1.model.\2.",
+    ),
 )
 
 
 def load_weights(model: nn.Module, file: Path) -> None:
-    """Copy a safetensors file into ``model``; each parameter takes the half precision it has there, if any.
+    """Copy a safetensors file into ``model``; each parameter takes the half precision it has there,
+    if any.
 
     Raises `UserError` that names what is missing, unexpected, misshapen or not finite.
     """
@@ -41,26 +50,39 @@ def load_weights(model: nn.Module, file: Path) -> None:
     wrong = []
     for name, tensor in stored.items():
         if name in own and tensor.shape != own[name].shape:
-            wrong.append(f"misshapen: {name} is {list(tensor.shape)} there, {list(own[name].shape)} by its {CONFIG}")
+            wrong.append(
+                f"misshapen: {name} is {list(tensor.shape)} there, {list(own[name].shape)} "
+                f"by its {CONFIG}"
+            )
         elif name in own and tensor.dtype in (torch.bfloat16, torch.float16):
             own[name].data = own[name].data.to(tensor.dtype)
-    broken = [name for name, x in stored.items() if x.is_floating_point() and not torch.isfinite(x).all()]
+    broken = [
+        name for name, x in stored.items() if x.is_floating_point() and not torch.isfinite(x).all()
+    ]
     if not wrong:
         missing, unexpected = model.load_state_dict(stored, strict=False)
         everything = model.state_dict()
-        filled = {everything[name].data_ptr() for name in stored if name in everything}  # shared tensors are stored once
-        wrong = [f"missing: {n}" for n in missing if everything[n].data_ptr() not in filled and n != _UNUSED]
+        # shared tensors are stored once
+        filled = {everything[name].data_ptr() for name in stored if name in everything}
+        wrong = [
+            f"missing: {n}"
+            for n in missing
+            if everything[n].data_ptr() not in filled and n != _UNUSED
+        ]
         wrong += [f"unexpected: {name}" for name in unexpected]
     if wrong:
-        shown = "\n  ".join(sorted(wrong)[:20]) + (f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else "")
+        shown = "\n  ".join(sorted(wrong)[:20]) + (
+            f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+        )
         raise UserError(
-            f"the weights in {file} do not fit the policy that its {CONFIG} describes:\n  {shown}\nFetch the checkpoint "
-            f"again, or undo the policy.options that change the model's size."
+            f"the weights in {file} do not fit the policy that its {CONFIG} describes:\n  "
+            f"{shown}\nFetch the checkpoint again, or undo the policy.options that change the "
+            "model's size."
         )
     if broken:
         raise UserError(
-            f"{file} has values that are not finite, first in {broken[0]}: the training that wrote it diverged, use an "
-            f"earlier checkpoint"
+            f"{file} has values that are not finite, first in {broken[0]}: the training that wrote "
+            "it diverged, use an earlier checkpoint"
         )
 
 
@@ -71,22 +93,32 @@ def tie(model: nn.Module) -> None:
 
 def is_tied(model: nn.Module) -> bool:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return f"{_OUTPUTS}.weight" in names and model.get_submodule(_OUTPUTS).weight is model.get_submodule(_WORDS).weight
+    return (
+        f"{_OUTPUTS}.weight" in names
+        and model.get_submodule(_OUTPUTS).weight is model.get_submodule(_WORDS).weight
+    )
 
 
 def save_weights(model: nn.Module, file: Path) -> None:
-    """As lerobot writes them: of tensors that share memory one name, of π0's one table its outputs'."""
+    """As lerobot writes them: of tensors that share memory one name, of π0's one table its
+    outputs'."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for name, tensor in sorted(model.state_dict().items(), key=lambda item: item[0] == f"{_WORDS}.weight"):
-        if not any(tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape for other in tensors.values()):
+    for name, tensor in sorted(
+        model.state_dict().items(), key=lambda item: item[0] == f"{_WORDS}.weight"
+    ):
+        if not any(
+            tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape
+            for other in tensors.values()
+        ):
             tensors[name] = tensor.detach().contiguous()
     save_file(tensors, file, {"format": "pt"})
 
 
 def tensor_names(file: Path) -> set[str]:
-    """What ``file`` holds; its tensors are not read. Raises `UserError` for one that is missing or damaged."""
+    """What ``file`` holds; its tensors are not read. Raises `UserError` for one that is missing
+    or damaged."""
     from safetensors import safe_open
 
     with _damage(file), safe_open(file, "pt") as opened:
@@ -107,7 +139,9 @@ def _damage(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} is missing or damaged ({error}): fetch the checkpoint again") from error
+        raise UserError(
+            f"{file} is missing or damaged ({error}): fetch the checkpoint again"
+        ) from error
 
 
 def _pi_named(stored: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAL1"]
 
 
 def __getattr__(name: str) -> Any:
-    """The policies, imported when they are asked for: `policies.openvla.config` alone needs no torch."""
+    """The policies, imported when they are asked for: `policies.openvla.config` alone needs no
+    torch."""
     if name not in ("OpenVLA", "OpenVLAL1"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from policies.openvla import policy

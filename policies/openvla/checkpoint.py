@@ -1,8 +1,9 @@
 """Reading and writing checkpoint folders in the format of OpenVLA and OpenVLA-OFT.
 
-``config.json``, ``model*.safetensors`` (with an index when sharded), ``preprocessor_config.json``, ``tokenizer.json``,
-``dataset_statistics.json`` (fine-tuned checkpoints; it replaces ``norm_stats``, or adds to it in RLinf's dialect), and OFT's
-extra parts as ``<part>--<step>_checkpoint.pt``. Nothing is unpickled but plain tensors.
+``config.json``, ``model*.safetensors`` (with an index when sharded), ``preprocessor_config.json``,
+``tokenizer.json``, ``dataset_statistics.json`` (fine-tuned checkpoints; it replaces ``norm_stats``,
+or adds to it in RLinf's dialect), and OFT's extra parts as ``<part>--<step>_checkpoint.pt``.
+Nothing is unpickled but plain tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from torch import Tensor
 from vla_rl.errors import ConfigError, UserError
 
 CONFIG, STATISTICS, PREPROCESSOR, TOKENIZER = (
-    "config.json", "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json",
-)  # fmt: skip
+    "config.json",
+    "dataset_statistics.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PARTS = ("proprio_projector", "action_head", "value_head")
 _UNSUPPORTED_PARTS = {
@@ -36,8 +40,8 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Source:
-    """All of a checkpoint but its weights. ``statistics`` is upstream's ``norm_stats``, read from ``statistics_from``;
-    ``folder`` None: random weights."""
+    """All of a checkpoint but its weights. ``statistics`` is upstream's ``norm_stats``, read from
+    ``statistics_from``; ``folder`` None: random weights."""
 
     config: dict[str, Any]
     preprocessor: dict[str, Any]
@@ -56,7 +60,8 @@ class Source:
         return str(self.folder / name) if self.folder else name
 
     def choose_statistics(self, key: str) -> tuple[str, dict[str, Any]]:
-        """The entry ``key`` (or ``key``_no_noops, as LIBERO's evaluation allows); the only one for an empty key."""
+        """The entry ``key`` (or ``key``_no_noops, as LIBERO's evaluation allows); the only one
+        for an empty key."""
         names = sorted(self.statistics)
         if not key and len(names) == 1:
             key = names[0]
@@ -65,48 +70,63 @@ class Source:
                 entry = self.statistics[name]
                 if not isinstance(entry, dict) or not isinstance(entry.get("action"), dict):
                     raise UserError(
-                        f"{self.statistics_from} has no object 'action' under {name!r}: copy the file again from the "
-                        "published checkpoint"
+                        f"{self.statistics_from} has no object 'action' under {name!r}: copy the "
+                        "file again from the published checkpoint"
                     )
                 return name, entry
         listing = ", ".join(names) or "none"
         problem = (
-            f"policy.unnorm_key={key!r} is not among" if key else "policy.unnorm_key is empty and does not choose among"
+            f"policy.unnorm_key={key!r} is not among"
+            if key
+            else "policy.unnorm_key is empty and does not choose among"
         )
-        raise ConfigError(f"{problem} the statistics of {self.statistics_from}: {listing}. Set it to one of these")
+        raise ConfigError(
+            f"{problem} the statistics of {self.statistics_from}: {listing}. Set it to one of these"
+        )
 
 
 def read_source(folder: Path | str, dialect: str = "official") -> Source:
     """Everything but the weights of a checkpoint folder.
 
-    `UserError` for what is missing or unreadable, and for parts that this policy would otherwise leave out in silence.
+    `UserError` for what is missing or unreadable, and for parts that this policy would otherwise
+    leave out in silence.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(
-            f"policy.checkpoint={folder} holds no {CONFIG}: give the folder of an OpenVLA or OpenVLA-OFT checkpoint"
+            f"policy.checkpoint={folder} holds no {CONFIG}: give the folder of an OpenVLA or "
+            "OpenVLA-OFT checkpoint"
         )
     missing = [name for name in (PREPROCESSOR, TOKENIZER) if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} lacks {' and '.join(missing)}: copy them from the published checkpoint")
+        raise UserError(
+            f"{folder} lacks {' and '.join(missing)}: copy them from the published checkpoint"
+        )
     for path in sorted(folder.glob("*--*.pt")):
         if (part := path.name.partition("--")[0]) not in PARTS:
             what = _UNSUPPORTED_PARTS.get(part, "a part that this policy does not know")
-            raise UserError(f"{path} holds {what}, which is not supported; without it the model is another")
+            raise UserError(
+                f"{path} holds {what}, which is not supported; without it the model is another"
+            )
     config = _json(folder / CONFIG)
     statistics, origin = _statistics(folder, config, dialect)
     companions = {name: _text(folder / name) for name in _COMPANIONS if (folder / name).is_file()}
     tokenizer = _text(folder / TOKENIZER)
-    return Source(config, _json(folder / PREPROCESSOR), statistics, tokenizer, companions, folder, origin)
+    return Source(
+        config, _json(folder / PREPROCESSOR), statistics, tokenizer, companions, folder, origin
+    )
 
 
-def _statistics(folder: Path, config: Mapping[str, Any], dialect: str) -> tuple[dict[str, Any], str]:
-    """All statistics and where they are from. openvla-oft lets the file replace ``norm_stats``, RLinf adds it to them."""
+def _statistics(
+    folder: Path, config: Mapping[str, Any], dialect: str
+) -> tuple[dict[str, Any], str]:
+    """All statistics and where they are from. openvla-oft lets the file replace ``norm_stats``,
+    RLinf adds it to them."""
     stored = config.get("norm_stats") or {}
     if not isinstance(stored, dict):
         raise UserError(
-            f"{folder / CONFIG} has norm_stats of type {type(stored).__name__}, it should be an object: use the config.json "
-            "that the checkpoint was published with"
+            f"{folder / CONFIG} has norm_stats of type {type(stored).__name__}, it should be an "
+            "object: use the config.json that the checkpoint was published with"
         )
     path = folder / STATISTICS
     if not path.is_file():
@@ -123,8 +143,10 @@ def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = _tensors(path)
         whole = sorted(name for name, tensor in tensors.items() if not tensor.is_floating_point())
         if whole:
-            raise UserError(f"{path} has weights that are no floating-point numbers ({_shortened(whole)}): quantised "
-                            "checkpoints are not supported")  # fmt: skip
+            raise UserError(
+                f"{path} has weights that are no floating-point numbers "
+                f"({_shortened(whole)}): quantised checkpoints are not supported"
+            )
         weights |= {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for part in PARTS:
         if (file := part_file(folder, part)) is not None:
@@ -132,58 +154,82 @@ def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     broken = sorted(name for name, tensor in weights.items() if not torch.isfinite(tensor).all())
     if broken:
         raise UserError(
-            f"the weights in {folder} are not finite (NaN or infinite) in {_shortened(broken)}: the checkpoint is broken, "
-            "use an earlier one of its training"
+            f"the weights in {folder} are not finite (NaN or infinite) in {_shortened(broken)}: "
+            "the checkpoint is broken, use an earlier one of its training"
         )
     return weights
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The shards that the index names, or the single file. `UserError` for those that are not there."""
+    """The shards that the index names, or the single file. `UserError` for those that are not
+    there."""
     names = _indexed(folder / INDEX) if (folder / INDEX).is_file() else [SINGLE]
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return [folder / name for name in names]
-    others = sorted({p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern) if "--" not in p.name})
+    others = sorted(
+        {p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern) if "--" not in p.name}
+    )
     if others and len(missing) == len(names):
         raise UserError(
-            f"{folder} has its weights in {_shortened(others)}; only safetensors are read. Save the model again in the "
-            "project that made it, with save_pretrained(folder, safe_serialization=True)"
+            f"{folder} has its weights in {_shortened(others)}; only safetensors are read. Save "
+            "the model again in the project that made it, with save_pretrained(folder, "
+            "safe_serialization=True)"
         )
     if (folder / "lora_adapter").is_dir():
         raise UserError(
-            f"{folder} has a lora_adapter but not the weights that it belongs to ({_shortened(missing)} not found): merge "
-            "it first, with openvla-oft's merge_lora_weights_and_save.py"
+            f"{folder} has a lora_adapter but not the weights that it belongs to "
+            f"({_shortened(missing)} not found): merge it first, with openvla-oft's "
+            "merge_lora_weights_and_save.py"
         )
-    raise UserError(f"{folder} lacks weights: {_shortened(missing)} not found. Download the missing files again")
+    raise UserError(
+        f"{folder} lacks weights: {_shortened(missing)} not found. Download the missing files again"
+    )
 
 
 def _indexed(path: Path) -> list[str]:
     """Names of the shards in an index."""
     files = _json(path).get("weight_map")
-    names = set(files.values()) if isinstance(files, dict) and all(isinstance(f, str) for f in files.values()) else set()
+    names = (
+        set(files.values())
+        if isinstance(files, dict) and all(isinstance(f, str) for f in files.values())
+        else set()
+    )
     if not names or any(Path(name).name != name for name in names):
         raise UserError(
-            f"{path} has no weight_map that gives a file name for each tensor: download this file again, with the shards"
+            f"{path} has no weight_map that gives a file name for each tensor: download this file "
+            "again, with the shards"
         )
     return sorted(names)
 
 
 def part_file(folder: Path, part: str) -> Path | None:
-    """The file of an extra part. `UserError` where there are several, as none says which belongs to the shards."""
+    """The file of an extra part. `UserError` where there are several, as none says which belongs
+    to the shards."""
     found = sorted(folder.glob(f"{part}--*_checkpoint.pt"))
     if len(found) > 1:
-        raise UserError(f"{folder} has {len(found)} files of {part} ({', '.join(p.name for p in found)}): leave one of them")
+        raise UserError(
+            f"{folder} has {len(found)} files of {part} "
+            f"({', '.join(p.name for p in found)}): leave one of them"
+        )
     return found[0] if found else None
 
 
-def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], optional: Iterable[str], folder: Path) -> None:
-    """Raise `UserError` that lists what ``stored`` lacks, has too much of, or has in another shape than ``own``."""
+def check_weights(
+    stored: Mapping[str, Tensor], own: Mapping[str, Tensor], optional: Iterable[str], folder: Path
+) -> None:
+    """Raise `UserError` that lists what ``stored`` lacks, has too much of, or has in another
+    shape than ``own``."""
     may_miss = set(optional)
-    wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys() - may_miss]
-    wrong += [f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()]
+    wrong = [
+        f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys() - may_miss
+    ]
     wrong += [
-        f"misshapen: {name} is {list(stored[name].shape)} in the checkpoint, {list(own[name].shape)} by its {CONFIG}"
+        f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()
+    ]
+    wrong += [
+        f"misshapen: {name} is {list(stored[name].shape)} in the checkpoint, "
+        f"{list(own[name].shape)} by its {CONFIG}"
         for name in own.keys() & stored.keys()
         if stored[name].shape != own[name].shape
     ]
@@ -192,8 +238,8 @@ def check_weights(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], optio
             f"\n  and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         )
         raise UserError(
-            f"the weights in {folder} do not fit the policy:\n  {lines}\nDownload the checkpoint again, or check "
-            f"policy.type, policy.use_proprio and the checkpoint's {CONFIG}."
+            f"the weights in {folder} do not fit the policy:\n  {lines}\nDownload the checkpoint "
+            f"again, or check policy.type, policy.use_proprio and the checkpoint's {CONFIG}."
         )
 
 
@@ -207,8 +253,9 @@ def write_checkpoint(
 ) -> None:
     """Write a folder that upstream's own code loads.
 
-    ``auto_map`` is left out: it would point at modelling files that are not copied; openvla and openvla-oft register or
-    add their own when they load a folder. Extra parts go into ``.pt`` files of plain tensors, as upstream saves them.
+    ``auto_map`` is left out: it would point at modelling files that are not copied; openvla and
+    openvla-oft register or add their own when they load a folder. Extra parts go into ``.pt`` files
+    of plain tensors, as upstream saves them.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,12 +278,19 @@ def write_checkpoint(
     _write_shards(folder, shards, total)
     for part, tensors in parts.items():
         torch.save(tensors, folder / f"{part}--{step}_checkpoint.pt")
-    config = {key: value for key, value in source.config.items() if key not in ("auto_map", "norm_stats")}
-    config["text_config"] = {**config["text_config"], "torch_dtype": str(dtype).removeprefix("torch.")}
+    config = {
+        key: value for key, value in source.config.items() if key not in ("auto_map", "norm_stats")
+    }
+    config["text_config"] = {
+        **config["text_config"],
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     _write_json(folder / CONFIG, {**config, "norm_stats": statistics})
     _write_json(folder / STATISTICS, statistics)
-    _write_json(folder / PREPROCESSOR, {k: v for k, v in source.preprocessor.items() if k != "auto_map"})
+    _write_json(
+        folder / PREPROCESSOR, {k: v for k, v in source.preprocessor.items() if k != "auto_map"}
+    )
     for name, text in {TOKENIZER: source.tokenizer_json, **source.companions}.items():
         (folder / name).write_text(text, "utf-8")
     if source.folder is not None and (source.folder / "tokenizer.model").is_file():
@@ -264,17 +318,28 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): download this file again") from error
+        raise UserError(
+            f"{path} is damaged or cut off ({error}): download this file again"
+        ) from error
 
 
 def _part(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in many ways: as an archive, a pickle, or a tensor
+    except (
+        Exception
+    ) as error:  # a damaged file fails in many ways: as an archive, a pickle, or a tensor
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not a file of plain tensors ({first}): download it again from its publisher") from error
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        raise UserError(f"{path} does not hold a state dict of tensors: use the part that was saved with the checkpoint")
+        raise UserError(
+            f"{path} is not a file of plain tensors ({first}): download it again from its publisher"
+        ) from error
+    if not isinstance(state, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
+    ):
+        raise UserError(
+            f"{path} does not hold a state dict of tensors: use the part that was saved "
+            "with the checkpoint"
+        )
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
@@ -285,7 +350,10 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is damaged ({error}): download this file again") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} holds a {type(value).__name__}, it should hold an object: download this file again")
+        raise UserError(
+            f"{where} holds a {type(value).__name__}, it should hold an object: "
+            "download this file again"
+        )
     return value
 
 
@@ -299,7 +367,9 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged ({error}): download this file again") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror or error}): check its permissions"
+        ) from error
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -307,4 +377,6 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    return ", ".join(names[:_LISTED]) + (
+        f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    )

@@ -1,7 +1,9 @@
-"""The network of OpenVLA: two vision transformers → projector → Llama-2, with OpenVLA-OFT's extra parts.
+"""The network of OpenVLA: two vision transformers → projector → Llama-2, with OpenVLA-OFT's extra
+parts.
 
-Modules carry the names of the published checkpoints, so that a state dict is in their format as it is. timm and transformers
-provide the layers and hold the weights; the forward passes are written out here, with every mask explicit.
+Modules carry the names of the published checkpoints, so that a state dict is in their format as it
+is. timm and transformers provide the layers and hold the weights; the forward passes are written
+out here, with every mask explicit.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from vla_rl.errors import UserError
 
 if TYPE_CHECKING:  # their import takes seconds: it waits for a model that is made
     from timm.models.vision_transformer import VisionTransformer
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel, LlamaRMSNorm
+    from transformers.models.llama.modeling_llama import (
+        LlamaDecoderLayer,
+        LlamaForCausalLM,
+        LlamaModel,
+        LlamaRMSNorm,
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- vision
+# ------------------------------------------------------------------------------------------- vision
 class LayerScale(nn.Module):
-    """timm's LayerScale under the parameter name of the checkpoints, which dodges transformers' renaming of gamma."""
+    """timm's LayerScale under the parameter name of the checkpoints, which dodges transformers'
+    renaming of gamma."""
 
     def __init__(self, width: int, value: float = 1e-5):
         super().__init__()
@@ -36,7 +44,8 @@ class LayerScale(nn.Module):
 
 
 def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
-    """timm's vision transformer. `UserError` for what timm does not know, cannot build so, or is no such transformer."""
+    """timm's vision transformer. `UserError` for what timm does not know, cannot build so, or is
+    no such transformer."""
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
@@ -45,7 +54,8 @@ def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
         options["act_layer"] = spec.act_layer
     tower: nn.Module | None = None
     problem = "timm knows no such model"
-    if ":" not in spec.timm_name and timm.is_model(spec.timm_name):  # a colon would make timm look elsewhere, even online
+    # a colon would make timm look elsewhere, even online
+    if ":" not in spec.timm_name and timm.is_model(spec.timm_name):
         try:
             tower = timm.create_model(spec.timm_name, pretrained=False, **options)
         except Exception as error:  # timm passes sizes on to many constructors
@@ -54,8 +64,8 @@ def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
             problem = f"it is a {type(tower).__name__}, no VisionTransformer"
     if not isinstance(tower, VisionTransformer):
         raise UserError(
-            f"{where} names the vision tower {spec.timm_name!r} (timm_model_ids): {problem}. Use the config.json that the "
-            "checkpoint was published with, or another version of timm"
+            f"{where} names the vision tower {spec.timm_name!r} (timm_model_ids): {problem}. Use "
+            "the config.json that the checkpoint was published with, or another version of timm"
         )
     for block in tower.blocks:
         for name in ("ls1", "ls2"):
@@ -65,23 +75,30 @@ def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
 
 
 class VisionBackbone(nn.Module):
-    """Patch features of the second-to-last block of each tower, without its final norm, joined by channels."""
+    """Patch features of the second-to-last block of each tower, without its final norm, joined
+    by channels."""
 
     def __init__(self, architecture: Architecture):
         super().__init__()
         self.featurizer = _tower(architecture.towers[0], architecture.where)
-        self.fused_featurizer = _tower(architecture.towers[1], architecture.where) if architecture.fused else None
+        self.fused_featurizer = (
+            _tower(architecture.towers[1], architecture.where) if architecture.fused else None
+        )
         counts = [tower.patch_embed.num_patches for tower in self.towers]
         if len(set(counts)) > 1:
             raise UserError(
-                f"{architecture.where} names two vision towers (timm_model_ids) with {counts[0]} and {counts[1]} patches an "
-                "image, which cannot be joined: use the config.json that the checkpoint was published with"
+                f"{architecture.where} names two vision towers (timm_model_ids) with {counts[0]} "
+                f"and {counts[1]} patches an image, which cannot be joined: use the config.json "
+                "that the checkpoint was published with"
             )
         self.checkpointing = False
 
     @property
     def towers(self) -> list[VisionTransformer]:
-        return [self.featurizer, *([] if self.fused_featurizer is None else [self.fused_featurizer])]
+        return [
+            self.featurizer,
+            *([] if self.fused_featurizer is None else [self.fused_featurizer]),
+        ]
 
     @property
     def width(self) -> int:
@@ -95,18 +112,29 @@ class VisionBackbone(nn.Module):
         """What lies behind the second-to-last block: in the checkpoint, but never computed."""
         unused = []
         for tower in self.towers:
-            later = [tower.blocks[-1], tower.norm, getattr(tower, "attn_pool", None), getattr(tower, "fc_norm", None)]
+            later = [
+                tower.blocks[-1],
+                tower.norm,
+                getattr(tower, "attn_pool", None),
+                getattr(tower, "fc_norm", None),
+            ]
             unused += [p for module in later if module is not None for p in module.parameters()]
         return unused
 
     def forward(self, pixels: list[Tensor]) -> Tensor:
         """Normalised images [n 3 S S] per tower → features [n patches width]."""
-        return torch.cat([self._features(t, x) for t, x in zip(self.towers, pixels, strict=True)], dim=-1)
+        return torch.cat(
+            [self._features(t, x) for t, x in zip(self.towers, pixels, strict=True)], dim=-1
+        )
 
     def _features(self, tower: Any, pixels: Tensor) -> Tensor:
         x = tower.norm_pre(tower._pos_embed(tower.patch_embed(pixels)))
         for block in tower.blocks[:-1]:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x)
+            x = (
+                checkpoint(block, x, use_reentrant=False)
+                if self.checkpointing and torch.is_grad_enabled()
+                else block(x)
+            )
         return x[:, tower.num_prefix_tokens :]
 
 
@@ -137,7 +165,7 @@ class ProprioProjector(nn.Module):
         return self.fc2(F.gelu(self.fc1(proprio)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 class _ResidualBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
@@ -164,7 +192,8 @@ class _ResidualMLP(nn.Module):
 
 
 class L1Head(nn.Module):
-    """OFT's regression head: the hidden states of a control step's action tokens, joined, → normalised actions."""
+    """OFT's regression head: the hidden states of a control step's action tokens, joined, →
+    normalised actions."""
 
     def __init__(self, width: int, action_dim: int):
         super().__init__()
@@ -181,26 +210,38 @@ class ValueHead(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(width, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), nn.Linear(128, 1, bias=False)
+            nn.Linear(width, 512),
+            nn.GELU(),
+            nn.Linear(512, 128),
+            nn.GELU(),
+            nn.Linear(128, 1, bias=False),
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.mlp(hidden).squeeze(-1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- Llama
+# -------------------------------------------------------------------------------------------- Llama
 def make_llama(architecture: Architecture) -> LlamaForCausalLM:
-    """transformers' Llama with every size stated: an absent key of the checkpoint means the values of `Architecture`.
+    """transformers' Llama with every size stated: an absent key of the checkpoint means the values
+    of `Architecture`.
 
-    Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see `stock_llama`.
+    Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see
+    `stock_llama`.
     """
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     keys: dict[str, Any] = architecture.text | {
-        "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
-    }  # fmt: skip
+        "tie_word_embeddings": False,
+        "pad_token_id": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+    }
     config = LlamaConfig(**keys)
     config._attn_implementation = "sdpa"
     llama = LlamaForCausalLM(config)
@@ -210,24 +251,30 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
 
 
 def stock_llama(llama: LlamaForCausalLM) -> LlamaForCausalLM:
-    """transformers' own model, with its forward and ``generate``, on the very weights of ``llama`` (without adapters)."""
+    """transformers' own model, with its forward and ``generate``, on the very weights of
+    ``llama`` (without adapters)."""
     with torch.device("meta"):
         stock = type(llama)(llama.config)
     stock.load_state_dict(llama.state_dict(), assign=True)
-    stock.model.rotary_emb = type(stock.model.rotary_emb)(llama.config).to(llama.lm_head.weight.device)
+    stock.model.rotary_emb = type(stock.model.rotary_emb)(llama.config).to(
+        llama.lm_head.weight.device
+    )
     return stock.eval()
 
 
 @dataclass
 class KVCache:
-    """Keys and values of all layers, allocated once: [layer] of [b kv_heads capacity head]; ``length`` are in use."""
+    """Keys and values of all layers, allocated once: [layer] of [b kv_heads capacity head];
+    ``length`` are in use."""
 
     keys: list[Tensor]
     values: list[Tensor]
     length: int = 0
 
     @classmethod
-    def empty(cls, layers: int, shape: tuple[int, int, int, int], like: Tensor, dtype: torch.dtype) -> KVCache:
+    def empty(
+        cls, layers: int, shape: tuple[int, int, int, int], like: Tensor, dtype: torch.dtype
+    ) -> KVCache:
         def make() -> list[Tensor]:
             return [torch.empty(shape, device=like.device, dtype=dtype) for _ in range(layers)]
 
@@ -239,27 +286,39 @@ def rms_norm(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
 
 
 class OpenVLABlock(nn.Module):
-    """Takes over the parts of one of transformers' Llama layers under their names; for its arguments see `run_llama`.
+    """Takes over the parts of one of transformers' Llama layers under their names; for its
+    arguments see `run_llama`.
 
-    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
+    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every
+    block.
     """
 
     def __init__(self, layer: LlamaDecoderLayer, heads: int, kv_heads: int):
         super().__init__()
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        self.input_layernorm, self.post_attention_layernorm = (
+            layer.input_layernorm,
+            layer.post_attention_layernorm,
+        )
         self.heads, self.kv_heads = heads, kv_heads
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, causal: bool, cache: KVCache | None = None,
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        cache: KVCache | None = None,
         index: int = 0,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         b, length, _ = x.shape
         attention = self.self_attn
         y = rms_norm(self.input_layernorm, x)
         q = attention.q_proj(y).view(b, length, self.heads, -1).transpose(1, 2)
         k, v = (
-            proj(y).view(b, length, self.kv_heads, -1).transpose(1, 2) for proj in (attention.k_proj, attention.v_proj)
+            proj(y).view(b, length, self.kv_heads, -1).transpose(1, 2)
+            for proj in (attention.k_proj, attention.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
@@ -271,14 +330,17 @@ class OpenVLABlock(nn.Module):
         groups = self.heads // self.kv_heads
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None and length > 1
+        )
         x = x + attention.o_proj(y.transpose(1, 2).reshape(b, length, -1))
         y = rms_norm(self.post_attention_layernorm, x)
         return x + self.mlp.down_proj(F.silu(self.mlp.gate_proj(y)) * self.mlp.up_proj(y))
 
 
 class Rope(nn.Module):
-    """Cosines and sines [max_length head] of rotary embeddings in transformers' half-split layout."""
+    """Cosines and sines [max_length head] of rotary embeddings in transformers' half-split
+    layout."""
 
     cos: Tensor
     sin: Tensor
@@ -286,7 +348,9 @@ class Rope(nn.Module):
     def __init__(self, architecture: Architecture):
         super().__init__()
         head = architecture.width // architecture.text["num_attention_heads"]
-        frequencies = architecture.text["rope_theta"] ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
+        frequencies = architecture.text["rope_theta"] ** -(
+            torch.arange(0, head, 2, dtype=torch.float32) / head
+        )
         angles = torch.arange(architecture.max_length, dtype=torch.float32)[:, None] * frequencies
         angles = torch.cat([angles, angles], dim=-1)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -305,9 +369,10 @@ def run_llama(
 ) -> Tensor:
     """Hidden states [b L d] after the final norm.
 
-    ``positions`` int64 [b L]. ``mask`` bool, broadcast to [b 1 L K], marks the keys that a query sees; None: all of them, or
-    with ``causal`` those up to itself. ``cache`` takes this call's keys and values behind those it has, and attention runs
-    over all of them (K = cache.length afterwards).
+    ``positions`` int64 [b L]. ``mask`` bool, broadcast to [b 1 L K], marks the keys that a query
+    sees; None: all of them, or with ``causal`` those up to itself. ``cache`` takes this call's keys
+    and values behind those it has, and attention runs over all of them (K = cache.length
+    afterwards).
     """
     cos, sin = (table[positions].unsqueeze(1) for table in (rope.cos, rope.sin))
     for i, layer in enumerate(llama.layers):
@@ -320,9 +385,10 @@ def run_llama(
     return rms_norm(llama.norm, x)
 
 
-# ------------------------------------------------------------------------------------------------------------ parameters
+# --------------------------------------------------------------------------------------- parameters
 def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Random weights for a module that was built without any: normal matrices, norms at one, biases at zero."""
+    """Random weights for a module that was built without any: normal matrices, norms at one,
+    biases at zero."""
     for child in module.modules():
         for name, parameter in child.named_parameters(recurse=False):
             if isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("RMSNorm"):

@@ -1,4 +1,5 @@
-"""OpenVLA and OpenVLA-OFT behind the protocols of `vla_rl.interfaces`: acting, likelihoods, imitation, checkpoints.
+"""OpenVLA and OpenVLA-OFT behind the protocols of `vla_rl.interfaces`: acting, likelihoods,
+imitation, checkpoints.
 
 Sequence (openvla-oft `modeling_prismatic.py`): BOS | patches of every camera | proprio token | rest of the prompt | action
 positions. Parallel decoding (OFT, arXiv 2502.19645) puts a zero embedding at each action position (and, in the official
@@ -71,7 +72,8 @@ OWN_STATISTICS = "vla_rl"  # their name where a run computed the statistics itse
 
 @dataclass(frozen=True)
 class _Prefix:
-    """All that precedes the action positions: embeddings [b P d], which columns are there [b P], the last of them [b]."""
+    """All that precedes the action positions: embeddings [b P d], which columns are there [b P],
+    the last of them [b]."""
 
     x: Tensor
     valid: Tensor
@@ -80,7 +82,8 @@ class _Prefix:
 
 
 class OpenVLABase(nn.Module):
-    """What both kinds of head share. ``statistics`` is one entry of upstream's ``norm_stats``: "action" and "proprio"."""
+    """What both kinds of head share. ``statistics`` is one entry of upstream's ``norm_stats``:
+    "action" and "proprio"."""
 
     policy_type: str
     config_path = (_OWN, "config")
@@ -91,7 +94,11 @@ class OpenVLABase(nn.Module):
     proprio_mask: Tensor
 
     def __init__(
-        self, config: OpenVLAConfig, embodiment: EmbodimentSpec, source: Source, statistics: tuple[str, Mapping[str, Any]]
+        self,
+        config: OpenVLAConfig,
+        embodiment: EmbodimentSpec,
+        source: Source,
+        statistics: tuple[str, Mapping[str, Any]],
     ):
         """The modules without weights (on the device "meta"); the class methods below fill them."""
         super().__init__()
@@ -102,11 +109,18 @@ class OpenVLABase(nn.Module):
         self.architecture = Architecture.from_config(source.config, source.where)
         self.cameras = _chosen_cameras(config, embodiment)
         self._check_recorded()
-        self.tokenizer = PromptTokenizer(source.tokenizer_json, prompt=config.prompt, dialect=config.dialect)
+        self.tokenizer = PromptTokenizer(
+            source.tokenizer_json, prompt=config.prompt, dialect=config.dialect
+        )
         self.codec = ActionCodec.from_statistics(
-            self.statistics["action"], embodiment, self.architecture.action_bins, config.normalization, config.gripper,
-            config.action_space == "unit", self._statistics_of("action"),
-        )  # fmt: skip
+            self.statistics["action"],
+            embodiment,
+            self.architecture.action_bins,
+            config.normalization,
+            config.gripper,
+            config.action_space == "unit",
+            self._statistics_of("action"),
+        )
         with torch.device("meta"):
             self.vision_backbone = VisionBackbone(self.architecture)
             width = self.architecture.width
@@ -120,7 +134,9 @@ class OpenVLABase(nn.Module):
                 self.value_head = ValueHead(width)
         self.rope = Rope(self.architecture)
         self.register_buffer("action_values", self.codec.table(), persistent=False)
-        constants = image_path.normalization(source.preprocessor, len(self.architecture.towers), source.beside(PREPROCESSOR))
+        constants = image_path.normalization(
+            source.preprocessor, len(self.architecture.towers), source.beside(PREPROCESSOR)
+        )
         for i, (mean, std) in enumerate(constants):
             self.register_buffer(f"pixel_mean_{i}", mean, persistent=False)
             self.register_buffer(f"pixel_std_{i}", std, persistent=False)
@@ -131,24 +147,34 @@ class OpenVLABase(nn.Module):
     def _make_head(self, width: int) -> None:
         """Modules of the head besides the language model's own."""
 
-    # ---------------------------------------------------------------------------------------------------- construction
+    # --------------------------------------------------------------------------------- construction
     @classmethod
     def from_published(cls, config: OpenVLAConfig, embodiment: EmbodimentSpec) -> Any:
-        """The policy of ``config.checkpoint`` as it was published, for acting or as the start of RL."""
+        """The policy of ``config.checkpoint`` as it was published, for acting or as the start of
+        RL."""
         if not config.checkpoint:
             raise ConfigError(
-                "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or train one first (phases=[sft,...])"
+                "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or train "
+                "one first (phases=[sft,...])"
             )
         source = read_source(config.checkpoint, config.dialect)
         policy = cls(config, embodiment, source, source.choose_statistics(config.unnorm_key))
-        check_published(config, source, policy.unnorm_key, embodiment, l1="action_head" in dict(policy.named_children()))
+        check_published(
+            config,
+            source,
+            policy.unnorm_key,
+            embodiment,
+            l1="action_head" in dict(policy.named_children()),
+        )
         policy._load_published(new_parts=("value_head",))
         return policy._finish()
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, embodiment: EmbodimentSpec, **options: Any) -> Any:
         """`from_published` with the options of `OpenVLAConfig` as keywords."""
-        return cls.from_published(OpenVLAConfig(**{**options, "checkpoint": str(folder)}), embodiment)
+        return cls.from_published(
+            OpenVLAConfig(**{**options, "checkpoint": str(folder)}), embodiment
+        )
 
     @classmethod
     def from_statistics(
@@ -163,10 +189,14 @@ class OpenVLABase(nn.Module):
     ) -> Any:
         """A policy to be trained on a dataset, from ``config.checkpoint`` or with random weights.
 
-        With ``config.unnorm_key`` the checkpoint's own statistics stay in use; else they are the dataset's. Parts that the
-        checkpoint does not have start from random weights.
+        With ``config.unnorm_key`` the checkpoint's own statistics stay in use; else they are the
+        dataset's. Parts that the checkpoint does not have start from random weights.
         """
-        source = read_source(config.checkpoint, config.dialect) if config.checkpoint else random_source(config)
+        source = (
+            read_source(config.checkpoint, config.dialect)
+            if config.checkpoint
+            else random_source(config)
+        )
         if config.checkpoint and config.unnorm_key:
             statistics = source.choose_statistics(config.unnorm_key)
         else:
@@ -184,26 +214,49 @@ class OpenVLABase(nn.Module):
             return policy._finish()
 
     @classmethod
-    def from_config_dict(cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]) -> Any:
-        """Inverse of `config_dict` and `extra_files`; weights are loaded afterwards, by `load_state_dict`."""
+    def from_config_dict(
+        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
+    ) -> Any:
+        """Inverse of `config_dict` and `extra_files`; weights are loaded afterwards, by
+        `load_state_dict`."""
         own = data[_OWN]
         if not isinstance(own, Mapping) or not isinstance(own["config"], Mapping):
-            raise ConfigError(f"the checkpoint's config.json has no object {_OWN}.config: it is damaged, use an earlier one")
+            raise ConfigError(
+                f"the checkpoint's config.json has no object {_OWN}.config: it is "
+                "damaged, use an earlier one"
+            )
         known = {f.name for f in dataclasses.fields(OpenVLAConfig)}
         unknown = sorted(set(own["config"]) - known)
         if unknown:
-            raise ConfigError(f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl")
+            raise ConfigError(
+                f"the checkpoint's policy config has unknown keys {unknown}: it needs "
+                "a newer vla_rl"
+            )
         try:
             config = OpenVLAConfig(**own["config"])
         except TypeError as error:
-            raise ConfigError(f"the checkpoint's config.json has {_OWN}.config of wrong types: {error}") from error
-        upstream = {k: v for k, v in data.items() if k not in (_OWN, "policy_type", "format", "vla_rl_version")}
+            raise ConfigError(
+                f"the checkpoint's config.json has {_OWN}.config of wrong types: {error}"
+            ) from error
+        upstream = {
+            k: v
+            for k, v in data.items()
+            if k not in (_OWN, "policy_type", "format", "vla_rl_version")
+        }
         statistics = parse_json(files[STATISTICS], f"the checkpoint's {STATISTICS}")
         preprocessor = parse_json(files[PREPROCESSOR], f"the checkpoint's {PREPROCESSOR}")
-        companions = {k: v for k, v in files.items() if k not in (STATISTICS, PREPROCESSOR, TOKENIZER)}
+        companions = {
+            k: v for k, v in files.items() if k not in (STATISTICS, PREPROCESSOR, TOKENIZER)
+        }
         folder = Path(config.checkpoint) if config.checkpoint else None
         source = Source(
-            upstream, preprocessor, statistics, files[TOKENIZER], companions, folder, f"the checkpoint's {STATISTICS}"
+            upstream,
+            preprocessor,
+            statistics,
+            files[TOKENIZER],
+            companions,
+            folder,
+            f"the checkpoint's {STATISTICS}",
         )
         policy = cls(config, embodiment, source, source.choose_statistics(own["unnorm_key"]))
         if config.save_trained_only:
@@ -215,10 +268,14 @@ class OpenVLABase(nn.Module):
     def _modules_with_weights(self) -> Iterator[tuple[str, nn.Module]]:
         return ((name, child) for name, child in self.named_children() if name != "rope")
 
-    def _materialise(self, device: str, *, random: bool = True, only: Sequence[str] | None = None) -> None:
-        """Give memory to modules that have none yet, with random weights or with whatever lies there."""
+    def _materialise(
+        self, device: str, *, random: bool = True, only: Sequence[str] | None = None
+    ) -> None:
+        """Give memory to modules that have none yet, with random weights or with whatever lies
+        there."""
         if self.config.chosen_image_path == "jpeg_lanczos":
-            image_path.jpeg_decoder()  # whatever has weights is going to act: say now what is missing
+            # whatever has weights is going to act: say now what is missing
+            image_path.jpeg_decoder()
         for name, module in self._modules_with_weights():
             if only is None or name in only:
                 module.to_empty(device=device)
@@ -238,28 +295,44 @@ class OpenVLABase(nn.Module):
     def _load_published(self, new_parts: Sequence[str]) -> None:
         folder = Path(self.config.checkpoint)
         stored = read_weights(folder, self.weights_dtype)
-        stored |= {name: tensor.float() for name, tensor in stored.items() if name.startswith("value_head.")}
+        stored |= {
+            name: tensor.float()
+            for name, tensor in stored.items()
+            if name.startswith("value_head.")
+        }
         self._check_parts(stored, folder)
         own = self.state_dict()
-        absent = [p for p in new_parts if hasattr(self, p) and not any(name.startswith(f"{p}.") for name in stored)]
+        absent = [
+            p
+            for p in new_parts
+            if hasattr(self, p) and not any(name.startswith(f"{p}.") for name in stored)
+        ]
         never_computed = {id(p) for p in self.vision_backbone.unused_parameters()}
         unused = {name for name, p in self.named_parameters() if id(p) in never_computed}
         optional = unused | {name for name in own if name.partition(".")[0] in absent}
         check_weights(stored, own, optional, folder)
-        stored |= {name: torch.zeros(own[name].shape, dtype=self.weights_dtype) for name in unused - stored.keys()}
+        stored |= {
+            name: torch.zeros(own[name].shape, dtype=self.weights_dtype)
+            for name in unused - stored.keys()
+        }
         super().load_state_dict(stored, strict=False, assign=True)
         self._materialise("cpu", only=absent)
 
     def _check_parts(self, stored: Mapping[str, Tensor], folder: Path) -> None:
-        """Parts that the checkpoint has and this policy would leave out change what the model computes."""
+        """Parts that the checkpoint has and this policy would leave out change what the model
+        computes."""
         has_proprio = any(name.startswith("proprio_projector.") for name in stored)
         if has_proprio and not self.config.use_proprio:
             raise UserError(
-                f"{folder} was trained with proprioception (it has a proprio_projector): set policy.use_proprio=true"
+                f"{folder} was trained with proprioception (it has a proprio_projector): set "
+                "policy.use_proprio=true"
             )
-        if any(name.startswith("action_head.") for name in stored) and "action_head" not in dict(self.named_children()):
+        if any(name.startswith("action_head.") for name in stored) and "action_head" not in dict(
+            self.named_children()
+        ):
             raise UserError(
-                f"{folder} has an L1 action head, policy.type={self.policy_type} reads tokens: set policy.type=openvla_l1"
+                f"{folder} has an L1 action head, policy.type={self.policy_type} reads tokens: set "
+                "policy.type=openvla_l1"
             )
 
     def _check_recorded(self) -> None:
@@ -273,20 +346,24 @@ class OpenVLABase(nn.Module):
             mine = getattr(self.config, option)
             if recorded.get(key) is not None and recorded[key] != mine:
                 raise ConfigError(
-                    f"policy.{option} is {mine}, but {self.source.where} records {key} = {recorded[key]}: set "
-                    f"policy.{option}={str(recorded[key]).lower()}"
+                    f"policy.{option} is {mine}, but {self.source.where} records {key} = "
+                    f"{recorded[key]}: set policy.{option}={str(recorded[key]).lower()}"
                 )
         pictures = recorded.get("num_images_in_input")
         if pictures is not None and pictures != len(self.cameras):
             raise ConfigError(
-                f"policy.cameras has {len(self.cameras)} of the env's cameras, but {self.source.where} records "
-                f"num_images_in_input = {pictures}: name as many, in the order that the checkpoint was trained with"
+                f"policy.cameras has {len(self.cameras)} of the env's cameras, but "
+                f"{self.source.where} records num_images_in_input = {pictures}: name as many, in "
+                "the order that the checkpoint was trained with"
             )
 
     def _finish(self) -> Any:
         """Freeze, add LoRA, switch checkpointing on."""
         config = self.config
-        for part, frozen in (("vision_backbone", config.freeze_vision), ("language_model", config.freeze_language)):
+        for part, frozen in (
+            ("vision_backbone", config.freeze_vision),
+            ("language_model", config.freeze_language),
+        ):
             getattr(self, part).requires_grad_(not frozen)
         for p in self.vision_backbone.unused_parameters():
             p.requires_grad_(False)
@@ -303,16 +380,20 @@ class OpenVLABase(nn.Module):
         targets = self.lora_target_names()
         if not targets:
             raise ConfigError(
-                f"policy.lora_targets={self.config.lora_targets} names no linear layer that is not frozen; use last parts "
-                "of module names such as q_proj, v_proj, qkv, fc1"
+                f"policy.lora_targets={self.config.lora_targets} names no linear layer that is not "
+                "frozen; use last parts of module names such as q_proj, v_proj, qkv, fc1"
             )
         for part in ("vision_backbone", "projector", "language_model"):
             getattr(self, part).requires_grad_(False)
         rank = self.config.lora_rank
         settings = peft.LoraConfig(
-            r=rank, lora_alpha=self.config.lora_alpha or min(rank, 16), lora_dropout=self.config.lora_dropout,
-            target_modules=targets, init_lora_weights="gaussian", bias="none",
-        )  # fmt: skip
+            r=rank,
+            lora_alpha=self.config.lora_alpha or min(rank, 16),
+            lora_dropout=self.config.lora_dropout,
+            target_modules=targets,
+            init_lora_weights="gaussian",
+            bias="none",
+        )
         trained = {id(p) for p in self.parameters() if p.requires_grad}
         peft.inject_adapter_in_model(settings, self)
         for name, p in self.named_parameters():  # peft freezes all it did not add
@@ -338,7 +419,7 @@ class OpenVLABase(nn.Module):
             and (not wanted or name.rpartition(".")[2] in wanted)
         ]
 
-    # ---------------------------------------------------------------------------------------------------------- inputs
+    # --------------------------------------------------------------------------------------- inputs
     @property
     def device(self) -> torch.device:
         return self.action_values.device
@@ -365,34 +446,49 @@ class OpenVLABase(nn.Module):
         keys = ("q01", "q99") if self.config.normalization == "q99" else ("min", "max")
         if not isinstance(statistics, Mapping) or any(key not in statistics for key in keys):
             raise UserError(
-                f"policy.use_proprio=true needs statistics of the proprioception, {self.source.statistics_from} has none "
-                f"with {' and '.join(keys)} under {self.unnorm_key!r}: use another policy.unnorm_key, or use_proprio=false"
+                "policy.use_proprio=true needs statistics of the proprioception, "
+                f"{self.source.statistics_from} has none with {' and '.join(keys)} under "
+                f"{self.unnorm_key!r}: use another policy.unnorm_key, or use_proprio=false"
             )
         low, high, mask = read_range(statistics, keys, self._statistics_of("proprio"))
         if len(low) != self.embodiment.proprio_dim:
             raise EmbodimentMismatch(
-                f"{self._statistics_of('proprio')} have {len(low)} dimensions, embodiment {self.embodiment.name} has "
-                f"{self.embodiment.proprio_dim} ({', '.join(self.embodiment.proprio_names)}): use an env of its robot"
+                f"{self._statistics_of('proprio')} have {len(low)} dimensions, embodiment "
+                f"{self.embodiment.name} has {self.embodiment.proprio_dim} "
+                f"({', '.join(self.embodiment.proprio_names)}): use an env of its robot"
             )
         return torch.from_numpy(low).float(), torch.from_numpy(high).float(), torch.from_numpy(mask)
 
     def pixels(self, observation: Observation) -> Tensor:
-        """The cameras' images as the checkpoint's processor gets them: uint8 [b cameras 3 S S], on the policy's device."""
+        """The cameras' images as the checkpoint's processor gets them: uint8 [b cameras 3 S S],
+        on the policy's device."""
         size, prepared = self.architecture.image_size, []
         for camera in self.cameras:
             image = observation.images.get(camera.name)
-            if image is None or tuple(image.shape[1:]) != (camera.height, camera.width, 3) or image.dtype != torch.uint8:
-                got = {name: (tuple(value.shape[1:]), str(value.dtype)) for name, value in observation.images.items()}
+            if (
+                image is None
+                or tuple(image.shape[1:]) != (camera.height, camera.width, 3)
+                or image.dtype != torch.uint8
+            ):
+                got = {
+                    name: (tuple(value.shape[1:]), str(value.dtype))
+                    for name, value in observation.images.items()
+                }
                 raise EmbodimentMismatch(
-                    f"the policy reads camera {camera.name} as uint8 {camera.height}x{camera.width}x3, but the observation "
-                    f"has {got}: use an env with the cameras of embodiment {self.embodiment.name}, or set policy.cameras"
+                    f"the policy reads camera {camera.name} as uint8 "
+                    f"{camera.height}x{camera.width}x3, but the observation has {got}: use an env "
+                    f"with the cameras of embodiment {self.embodiment.name}, or set policy.cameras"
                 )
             prepared.append(
                 image_path.prepare(
-                    image, size, path=self.config.chosen_image_path, crop=self.config.center_crop,
-                    rotate=self.config.rotate_images, device=self.device,
+                    image,
+                    size,
+                    path=self.config.chosen_image_path,
+                    crop=self.config.center_crop,
+                    rotate=self.config.rotate_images,
+                    device=self.device,
                 )
-            )  # fmt: skip
+            )
         return torch.stack(prepared, dim=1)
 
     def _vision_tokens(self, pixels: Tensor) -> Tensor:
@@ -400,7 +496,9 @@ class OpenVLABase(nn.Module):
         b, cameras = pixels.shape[:2]
         flat = pixels.flatten(0, 1).float() / 255
         towers = [
-            ((flat - getattr(self, f"pixel_mean_{i}")) / getattr(self, f"pixel_std_{i}")).to(self.weights_dtype)
+            ((flat - getattr(self, f"pixel_mean_{i}")) / getattr(self, f"pixel_std_{i}")).to(
+                self.weights_dtype
+            )
             for i in range(len(self.architecture.towers))
         ]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_vision):
@@ -411,17 +509,24 @@ class OpenVLABase(nn.Module):
         if observation.proprio.shape[1] != self.embodiment.proprio_dim:
             raise EmbodimentMismatch(
                 f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
-                f"({', '.join(self.embodiment.proprio_names)}), the observation has {observation.proprio.shape[1]}"
+                f"({', '.join(self.embodiment.proprio_names)}), the observation has "
+                f"{observation.proprio.shape[1]}"
             )
         ids, lengths = self.tokenizer.batch(observation.instruction)
         self._check_length(int(lengths.max()), observation.instruction)
         padded = int(lengths.min()) < ids.shape[1]
         ids, lengths = ids.to(self.device), lengths.to(self.device)
         text = self.language_model.model.embed_tokens(ids)
-        parts = [text[:, :1], self._vision_tokens(self.pixels(observation) if pixels is None else pixels)]
+        parts = [
+            text[:, :1],
+            self._vision_tokens(self.pixels(observation) if pixels is None else pixels),
+        ]
         if self.config.use_proprio:
             proprio = normalize_proprio(
-                observation.proprio.to(self.device), self.proprio_low, self.proprio_high, self.proprio_mask
+                observation.proprio.to(self.device),
+                self.proprio_low,
+                self.proprio_high,
+                self.proprio_mask,
             )
             parts.append(self.proprio_projector(proprio.to(self.weights_dtype))[:, None])
         inserted = sum(part.shape[1] for part in parts) - 1
@@ -431,8 +536,9 @@ class OpenVLABase(nn.Module):
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.interfaces.FeaturePolicy`: each camera's projected patches on a coarse grid, proprio (scaled as the
-        statistics say, where they are of this robot), and the mean embedding of the prompt's tokens."""
+        """See `vla_rl.interfaces.FeaturePolicy`: each camera's projected patches on a coarse grid,
+        proprio (scaled as the statistics say, where they are of this robot), and the mean embedding
+        of the prompt's tokens."""
         with self._autocast():
             tokens = self._vision_tokens(self.pixels(observation))
         images = tokens.view(len(tokens) * len(self.cameras), self.vision_backbone.patches, -1)
@@ -441,13 +547,17 @@ class OpenVLABase(nn.Module):
     @torch.no_grad()
     def blind_features(self, observation: Observation) -> dict[str, Tensor]:
         """See `vla_rl.optional.BlindFeatures`."""
-        ids, lengths = self.tokenizer.batch([text or "?" for text in observation.instruction])  # (blank: for sizes)
+        # (blank: for sizes)
+        ids, lengths = self.tokenizer.batch([text or "?" for text in observation.instruction])
         said = torch.arange(ids.shape[1]) < lengths[:, None]
         with self._autocast():
             text = self.language_model.model.embed_tokens(ids.to(self.device))
         proprio = observation.proprio.to(self.device)
         statistics = self.statistics.get("proprio")
-        if isinstance(statistics, Mapping) and len(statistics.get("q01", ())) == self.embodiment.proprio_dim:
+        if (
+            isinstance(statistics, Mapping)
+            and len(statistics.get("q01", ())) == self.embodiment.proprio_dim
+        ):
             low, high, mask = (x.to(self.device) for x in self._proprio_range())
             proprio = normalize_proprio(proprio, low, high, mask)
         return {"state": proprio.float(), "text": mean_word(text, said)}
@@ -458,8 +568,9 @@ class OpenVLABase(nn.Module):
         if total > self.architecture.max_length:
             longest = max(instructions, key=len)
             raise UserError(
-                f"the instruction {longest[:60]!r}… makes a sequence of {total} tokens ({prompt} prompt, {image_tokens} "
-                f"image, {self.action_tokens} action), the model reads {self.architecture.max_length}: shorten it"
+                f"the instruction {longest[:60]!r}… makes a sequence of {total} tokens ({prompt} "
+                f"prompt, {image_tokens} image, {self.action_tokens} action), the model reads "
+                f"{self.architecture.max_length}: shorten it"
             )
 
     def blocks(self) -> list[nn.Module]:
@@ -469,13 +580,14 @@ class OpenVLABase(nn.Module):
         return [*towers, *self.language_model.model.layers, *head]
 
     def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
-        """See `vla_rl.interfaces.ShardablePolicy`: nothing here depends on the rows of other ranks."""
+        """See `vla_rl.interfaces.ShardablePolicy`: nothing here depends on the rows of other
+        ranks."""
 
     @property
     def action_tokens(self) -> int:
         return self.chunk_length * self.embodiment.action_dim
 
-    # --------------------------------------------------------------------------------------------------------- forward
+    # -------------------------------------------------------------------------------------- forward
     def _mask(self, valid: Tensor, padded: bool) -> Tensor | None:
         """Keys that each query sees; None where the attention kernel needs none."""
         if not padded:
@@ -487,13 +599,19 @@ class OpenVLABase(nn.Module):
         return mask
 
     def _read(self, prefix: _Prefix, behind: Tensor) -> Tensor:
-        """Hidden states [b n d] that predict the n action tokens, with embeddings ``behind`` [b m d] after the prefix."""
+        """Hidden states [b n d] that predict the n action tokens, with embeddings ``behind`` [b
+        m d] after the prefix."""
         x = torch.cat([prefix.x, behind.to(prefix.x.dtype)], dim=1)
         valid = F.pad(prefix.valid, (0, behind.shape[1]), value=True)
         hidden = run_llama(
-            self.language_model.model, self.rope, x, (valid.cumsum(1) - 1).clamp_(min=0), self._mask(valid, prefix.padded),
-            self.config.causal, checkpointing=self.config.gradient_checkpointing,
-        )  # fmt: skip
+            self.language_model.model,
+            self.rope,
+            x,
+            (valid.cumsum(1) - 1).clamp_(min=0),
+            self._mask(valid, prefix.padded),
+            self.config.causal,
+            checkpointing=self.config.gradient_checkpointing,
+        )
         first = hidden[torch.arange(len(hidden), device=hidden.device), prefix.last]
         start = prefix.x.shape[1]
         return torch.cat([first[:, None], hidden[:, start : start + self.action_tokens - 1]], dim=1)
@@ -502,7 +620,9 @@ class OpenVLABase(nn.Module):
         """One forward with a zero embedding at every action position."""
         behind = prefix.x.new_zeros(len(prefix.x), self.action_tokens, prefix.x.shape[2])
         if self.config.dialect == "official":
-            stop = self.language_model.model.embed_tokens(torch.full((len(behind), 1), STOP_ID, device=self.device))
+            stop = self.language_model.model.embed_tokens(
+                torch.full((len(behind), 1), STOP_ID, device=self.device)
+            )
             behind = torch.cat([behind, stop.to(behind.dtype)], dim=1)
         return self._read(prefix, behind)
 
@@ -515,21 +635,32 @@ class OpenVLABase(nn.Module):
         return self.value_head.parameters() if self.config.value_head else iter(())
 
     def _chunk(self, actions: Tensor) -> ActionChunk:
-        return ActionChunk(actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device))
+        return ActionChunk(
+            actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        )
 
     def _check_chunk(self, actions: Tensor) -> None:
         if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
             raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks of "
-                f"{self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length to the data's"
+                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
+                f"of {self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length "
+                "to the data's"
             )
 
-    # ----------------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
     def config_dict(self) -> dict[str, Any]:
-        """Upstream's ``config.json`` with this platform's options under one key: the folder stays in upstream's format."""
-        config = {k: v for k, v in self.source.config.items() if k not in ("auto_map", "norm_stats")}
+        """Upstream's ``config.json`` with this platform's options under one key: the folder
+        stays in upstream's format."""
+        config = {
+            k: v for k, v in self.source.config.items() if k not in ("auto_map", "norm_stats")
+        }
         own = {"config": dataclasses.asdict(self.config), "unnorm_key": self.unnorm_key}
-        return {**config, **self._recorded(), "norm_stats": {self.unnorm_key: self.statistics}, _OWN: own}
+        return {
+            **config,
+            **self._recorded(),
+            "norm_stats": {self.unnorm_key: self.statistics},
+            _OWN: own,
+        }
 
     def _recorded(self) -> dict[str, Any]:
         own = {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio}
@@ -556,27 +687,42 @@ class OpenVLABase(nn.Module):
         """See `vla_rl.interfaces.BasedPolicy`."""
         return Path(self.config.checkpoint) if self.config.save_trained_only else None
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Inverse of `state_dict`."""
-        return super().load_state_dict(state_dict, strict=strict and not self.config.save_trained_only, assign=assign)
+        return super().load_state_dict(
+            state_dict, strict=strict and not self.config.save_trained_only, assign=assign
+        )
 
-    def save_pretrained(self, folder: Path | str, *, dtype: str = "bfloat16", step: int = 0) -> None:
-        """Write the policy in upstream's format, LoRA merged into the weights (the policy itself stays as it is)."""
+    def save_pretrained(
+        self, folder: Path | str, *, dtype: str = "bfloat16", step: int = 0
+    ) -> None:
+        """Write the policy in upstream's format, LoRA merged into the weights (the policy itself
+        stays as it is)."""
         source = dataclasses.replace(self.source, config={**self.source.config, **self._recorded()})
         statistics = {self.unnorm_key: self.statistics}
-        write_checkpoint(folder, source, statistics, self.merged_weights(), getattr(torch, dtype), step)
+        write_checkpoint(
+            folder, source, statistics, self.merged_weights(), getattr(torch, dtype), step
+        )
 
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights under upstream's names, with LoRA's change added."""
-        adapted = {name: module for name, module in self.named_modules() if hasattr(module, "get_delta_weight")}
+        adapted = {
+            name: module
+            for name, module in self.named_modules()
+            if hasattr(module, "get_delta_weight")
+        }
         for name, tensor in nn.Module.state_dict(self).items():
             if ".lora_" in name:
                 continue
             owner, _, leaf = name.rpartition(".")
             plain = owner.removesuffix(".base_layer")
             if leaf == "weight" and plain != owner and plain in adapted:
-                tensor = (tensor.float() + adapted[plain].get_delta_weight("default").float()).to(tensor.dtype)
+                tensor = (tensor.float() + adapted[plain].get_delta_weight("default").float()).to(
+                    tensor.dtype
+                )
             yield f"{plain}.{leaf}", tensor
 
     def num_parameters(self) -> int:
@@ -586,8 +732,8 @@ class OpenVLABase(nn.Module):
 class OpenVLA(OpenVLABase):
     """Discrete action tokens; a `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
 
-    Sampling and every reported log-prob are on the 256 action tokens alone, at ``temperature`` (as SimpleVLA-RL does).
-    `replay` holds ``action_tokens`` int16 [b h a]: indices into that slice.
+    Sampling and every reported log-prob are on the 256 action tokens alone, at ``temperature`` (as
+    SimpleVLA-RL does). `replay` holds ``action_tokens`` int16 [b h a]: indices into that slice.
     """
 
     log_prob_axes: tuple[str, ...] = ("control_step", "action_dim")
@@ -600,18 +746,28 @@ class OpenVLA(OpenVLABase):
     def _action_logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [b n 256] of the action tokens."""
         first = self.architecture.first_action_id
-        return F.linear(hidden, self.language_model.lm_head.weight[first : first + self.architecture.action_bins]).float()
+        return F.linear(
+            hidden,
+            self.language_model.lm_head.weight[first : first + self.architecture.action_bins],
+        ).float()
 
     def _embed_actions(self, tokens: Tensor) -> Tensor:
-        return self.language_model.model.embed_tokens(tokens.long() + self.architecture.first_action_id)
+        return self.language_model.model.embed_tokens(
+            tokens.long() + self.architecture.first_action_id
+        )
 
-    def hidden_states(self, observation: Observation, tokens: Tensor | None = None, pixels: Tensor | None = None) -> Tensor:
-        """Hidden states [b n d] that predict the n = h·a action tokens; ``tokens`` [b h a] feed autoregressive decoding."""
+    def hidden_states(
+        self, observation: Observation, tokens: Tensor | None = None, pixels: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [b n d] that predict the n = h·a action tokens; ``tokens`` [b h a] feed
+        autoregressive decoding."""
         prefix = self._prefix(observation, pixels)
         if self.config.decoding == "parallel":
             return self._parallel(prefix)
         if tokens is None:
-            raise ValueError("autoregressive decoding needs the action tokens to compute hidden states")
+            raise ValueError(
+                "autoregressive decoding needs the action tokens to compute hidden states"
+            )
         return self._read(prefix, self._embed_actions(tokens.to(self.device).flatten(1)[:, :-1]))
 
     def action_logits(
@@ -621,20 +777,30 @@ class OpenVLA(OpenVLABase):
         with self._autocast():
             hidden = self.hidden_states(observation, tokens, pixels)
             logits = self._action_logits(hidden)
-        return logits.view(len(observation), self.chunk_length, -1, logits.shape[-1]), self._value(hidden[:, 0])
+        return logits.view(len(observation), self.chunk_length, -1, logits.shape[-1]), self._value(
+            hidden[:, 0]
+        )
 
     def value(self, observation: Observation) -> Tensor | None:
-        """See `vla_rl.interfaces.ValuePolicy`: one forward, and of autoregressive decoding no token."""
+        """See `vla_rl.interfaces.ValuePolicy`: one forward, and of autoregressive decoding no
+        token."""
         if not self.config.value_head:
             return None
         with self._autocast():
             prefix = self._prefix(observation)
             if self.config.decoding == "autoregressive":
-                mask, deep = self._mask(prefix.valid, prefix.padded), self.config.gradient_checkpointing
+                mask, deep = (
+                    self._mask(prefix.valid, prefix.padded),
+                    self.config.gradient_checkpointing,
+                )
                 positions = (prefix.valid.cumsum(1) - 1).clamp_(min=0)
                 llama = self.language_model.model
-                hidden = run_llama(llama, self.rope, prefix.x, positions, mask, True, checkpointing=deep)
-                return self._value(hidden[torch.arange(len(hidden), device=self.device), prefix.last])
+                hidden = run_llama(
+                    llama, self.rope, prefix.x, positions, mask, True, checkpointing=deep
+                )
+                return self._value(
+                    hidden[torch.arange(len(hidden), device=self.device), prefix.last]
+                )
             first = self._parallel(prefix)[:, 0]
         return self._value(first)
 
@@ -644,7 +810,8 @@ class OpenVLA(OpenVLABase):
     def _decode(
         self, observation: Observation, pixels: Tensor, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Autoregressive decoding over a KV cache: tokens [b n], their log-probs [b n], value [b]."""
+        """Autoregressive decoding over a KV cache: tokens [b n], their log-probs [b n], value
+        [b]."""
         chosen, log_prob = [], []
         with self._autocast():
             prefix = self._prefix(observation, pixels)
@@ -670,17 +837,23 @@ class OpenVLA(OpenVLABase):
                     at = length + s
                     mask = valid[:, None, None, : at + 1] if prefix.padded else None
                     x = self._embed_actions(tokens[:, None])
-                    last = run_llama(llama, self.rope, x, positions[:, at : at + 1], mask, True, cache)[:, 0]
+                    last = run_llama(
+                        llama, self.rope, x, positions[:, at : at + 1], mask, True, cache
+                    )[:, 0]
         return torch.stack(chosen, 1), torch.stack(log_prob, 1), value
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`.
 
-        ``seeds`` [b] need to differ between decisions as well as between rows. Without them torch's global generator
-        draws them. Deterministic: the most likely of the 256 action tokens.
+        ``seeds`` [b] need to differ between decisions as well as between rows. Without them torch's
+        global generator draws them. Deterministic: the most likely of the 256 action tokens.
         """
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
@@ -688,7 +861,11 @@ class OpenVLA(OpenVLABase):
             seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
             if len(seeds) != b:
                 raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).flatten(1).to(self.device)
+            uniforms = (
+                chunk_uniforms(seeds, h, a, self.config.noise_correlation)
+                .flatten(1)
+                .to(self.device)
+            )
         pixels = self.pixels(observation)
         if self.config.decoding == "autoregressive":
             tokens, log_prob, value = self._decode(observation, pixels, uniforms)
@@ -701,12 +878,16 @@ class OpenVLA(OpenVLABase):
         return PolicyOutput(
             chunk=self._chunk(self.decode_actions(tokens)),
             behavior_log_prob=log_prob.view(b, h, a),
-            replay={"action_tokens": tokens.to(torch.int16), **({"pixels": pixels} if self.config.replay_pixels else {})},
+            replay={
+                "action_tokens": tokens.to(torch.int16),
+                **({"pixels": pixels} if self.config.replay_pixels else {}),
+            },
             value=value,
         )
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
-        """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature, with gradient."""
+        """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature,
+        with gradient."""
         tokens = replay["action_tokens"].to(self.device).long()
         pixels = replay["pixels"].to(self.device) if "pixels" in replay else None
         logits, value = self.action_logits(observation, tokens, pixels)
@@ -726,11 +907,15 @@ class OpenVLA(OpenVLABase):
         dims = torch.arange(self.embodiment.action_dim, device=tokens.device)
         return self.action_values[dims, tokens.long()]
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Cross entropy per action token over the whole vocabulary, as upstream trains (temperature 1), over valid steps.
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Cross entropy per action token over the whole vocabulary, as upstream trains (temperature
+        1), over valid steps.
 
-        Metrics: ``nll`` (nats per token), ``accuracy`` (the most likely action token equals the label), ``mae`` (its action
-        against the true one, physical units), ``entropy`` (nats per token, on the action tokens).
+        Metrics: ``nll`` (nats per token), ``accuracy`` (the most likely action token equals the
+        label), ``mae`` (its action against the true one, physical units), ``entropy`` (nats per
+        token, on the action tokens).
         """
         self._check_chunk(actions)
         actions = actions.to(self.device)
@@ -741,10 +926,14 @@ class OpenVLA(OpenVLABase):
             hidden = self.hidden_states(observation, tokens)
             logits = self.language_model.lm_head(hidden).float().view(*tokens.shape, -1)
         first = self.architecture.first_action_id
-        nll = F.cross_entropy(logits.flatten(0, 2), (tokens + first).flatten(), reduction="none").view_as(weight)
+        nll = F.cross_entropy(
+            logits.flatten(0, 2), (tokens + first).flatten(), reduction="none"
+        ).view_as(weight)
         loss = (nll * weight).sum()
         with torch.no_grad():
-            log_probs = F.log_softmax(logits[..., first : first + self.architecture.action_bins], dim=-1)
+            log_probs = F.log_softmax(
+                logits[..., first : first + self.architecture.action_bins], dim=-1
+            )
             best = log_probs.argmax(-1)
             metrics = torch.stack(
                 [
@@ -758,13 +947,17 @@ class OpenVLA(OpenVLABase):
 
 
 class OpenVLAL1(OpenVLABase):
-    """OpenVLA-OFT with its L1 regression head: acting and imitation. It has no likelihood, so RL needs `OpenVLA`."""
+    """OpenVLA-OFT with its L1 regression head: acting and imitation. It has no likelihood, so RL
+    needs `OpenVLA`."""
 
     policy_type = "openvla_l1"
 
     def _make_head(self, width: int) -> None:
         if self.config.decoding != "parallel":
-            raise ConfigError("policy.type=openvla_l1 reads all actions from one forward: set policy.decoding=parallel")
+            raise ConfigError(
+                "policy.type=openvla_l1 reads all actions from one forward: set "
+                "policy.decoding=parallel"
+            )
         self.action_head = L1Head(width, self.embodiment.action_dim)
 
     def normalized_actions(self, observation: Observation) -> Tensor:
@@ -775,20 +968,32 @@ class OpenVLAL1(OpenVLABase):
 
     @torch.no_grad()
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
-        """One chunk per row, in physical units. There is nothing to sample; the reported log-prob is 0."""
+        """One chunk per row, in physical units. There is nothing to sample; the reported
+        log-prob is 0."""
         actions = self._physical(self.normalized_actions(observation))
-        return PolicyOutput(self._chunk(actions), behavior_log_prob=actions.new_zeros(len(observation)), replay={})
+        return PolicyOutput(
+            self._chunk(actions), behavior_log_prob=actions.new_zeros(len(observation)), replay={}
+        )
 
     def _physical(self, normalized: Tensor) -> Tensor:
         values = self.codec.to_physical(normalized.detach().cpu().double().numpy())
         return torch.from_numpy(values).to(self.device, torch.float32)
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Mean absolute error of normalised actions over valid steps; metric ``mae`` is that in physical units."""
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Mean absolute error of normalised actions over valid steps; metric ``mae`` is that in
+        physical units."""
         self._check_chunk(actions)
-        labels = torch.from_numpy(self.codec.to_normalized(actions.cpu().numpy())).to(self.device, torch.float32)
+        labels = torch.from_numpy(self.codec.to_normalized(actions.cpu().numpy())).to(
+            self.device, torch.float32
+        )
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(labels)
         weight = weight / weight.sum().clamp(min=1.0)
         predicted = self.normalized_actions(observation)
@@ -802,18 +1007,19 @@ def _chosen_cameras(config: OpenVLAConfig, embodiment: EmbodimentSpec) -> tuple[
     missing = [name for name in config.cameras if name not in known]
     if missing or not known:
         raise EmbodimentMismatch(
-            f"policy.cameras asks for {missing or 'cameras'} but embodiment {embodiment.name} has {list(known)}: name "
-            "cameras of this embodiment"
+            f"policy.cameras asks for {missing or 'cameras'} but embodiment {embodiment.name} has "
+            f"{list(known)}: name cameras of this embodiment"
         )
     return tuple(known[name] for name in config.cameras) or embodiment.cameras[:1]
 
 
 def random_source(config: OpenVLAConfig) -> Source:
-    """What stands in for a checkpoint's files where ``config.architecture`` asks for random weights."""
+    """What stands in for a checkpoint's files where ``config.architecture`` asks for random
+    weights."""
     if not config.architecture:
         raise ConfigError(
-            "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or policy.architecture=nano (or 7b) for "
-            "random weights"
+            "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or "
+            "policy.architecture=nano (or 7b) for random weights"
         )
     upstream = random_config(config.architecture)
     return Source(upstream, random_preprocessor(upstream), {}, stand_in_tokenizer())
@@ -822,13 +1028,18 @@ def random_source(config: OpenVLAConfig) -> Source:
 def statistics_of(
     config: OpenVLAConfig, embodiment: EmbodimentSpec, actions: VectorStats, proprio: VectorStats
 ) -> dict[str, Any]:
-    """An entry of ``norm_stats`` from a dataset's statistics (physical units), in the model's convention of actions."""
+    """An entry of ``norm_stats`` from a dataset's statistics (physical units), in the model's
+    convention of actions."""
     rows = {
-        name: np.asarray(getattr(actions, name), dtype=np.float64) for name in ("low", "high", "mean", "std", "q01", "q99")
+        name: np.asarray(getattr(actions, name), dtype=np.float64)
+        for name in ("low", "high", "mean", "std", "q01", "q99")
     }
     if config.action_space == "unit":
         low, high = np.asarray(embodiment.action_low), np.asarray(embodiment.action_high)
-        rows = {n: 2 * v / (high - low) if n == "std" else 2 * (v - low) / (high - low) - 1 for n, v in rows.items()}
+        rows = {
+            n: 2 * v / (high - low) if n == "std" else 2 * (v - low) / (high - low) - 1
+            for n, v in rows.items()
+        }
     mask = np.ones(embodiment.action_dim, dtype=bool)
     if config.gripper == "libero":
         dims = gripper_dims(embodiment)
@@ -843,7 +1054,10 @@ def statistics_of(
             ("std", "std"),
         ):
             rows[name][dims] = turned[other]
-    return {"action": {**_upstream_names(rows), "mask": mask.tolist()}, "proprio": _upstream_names(vars(proprio))}
+    return {
+        "action": {**_upstream_names(rows), "mask": mask.tolist()},
+        "proprio": _upstream_names(vars(proprio)),
+    }
 
 
 def _upstream_names(rows: Mapping[str, Any]) -> dict[str, list[float]]:

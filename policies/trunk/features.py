@@ -1,4 +1,5 @@
-"""What small networks beside a large policy see of its images: its tokens on a coarse grid, which a replay can keep."""
+"""What small networks beside a large policy see of its images: its tokens on a coarse grid,
+which a replay can keep."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ GRID = 4  # cells along each side of an image: where things are stays known
 
 
 def coarse(tokens: Tensor) -> Tensor:
-    """Tokens [b n d] of an image, row by row of a square, → [b cells·d] in half precision, about unit scale: the mean token
-    of each of `GRID`² cells, standardised. Fewer tokens stay as they are; where they form no square, neighbours in their
-    order are averaged."""
+    """Tokens [b n d] of an image, row by row of a square, → [b cells·d] in half precision, about
+    unit scale: the mean token of each of `GRID`² cells, standardised. Fewer tokens stay as they
+    are; where they form no square, neighbours in their order are averaged."""
     b, n, d = tokens.shape
     side = math.isqrt(n)
     planes = tokens.float().transpose(1, 2)

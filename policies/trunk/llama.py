@@ -28,10 +28,14 @@ def init_linear(linear: nn.Linear, std: float | None = None) -> nn.Linear:
 
 
 def mlp(inputs: int, hidden: int, outputs: int, out_std: float | None = None) -> nn.Sequential:
-    return nn.Sequential(init_linear(nn.Linear(inputs, hidden)), nn.GELU(), init_linear(nn.Linear(hidden, outputs), out_std))
+    return nn.Sequential(
+        init_linear(nn.Linear(inputs, hidden)),
+        nn.GELU(),
+        init_linear(nn.Linear(hidden, outputs), out_std),
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- the Llama
+# ---------------------------------------------------------------------------------------- the Llama
 class Linears(nn.Module):
     """Linear layers without bias under their names, {name: (inputs, outputs)}."""
 
@@ -46,9 +50,11 @@ class Linears(nn.Module):
 
 
 class TrunkBlock(nn.Module):
-    """Attention and gated MLP of one layer of the `LlamaTrunk`; its parts have the names that transformers gives them.
+    """Attention and gated MLP of one layer of the `LlamaTrunk`; its parts have the names that
+    transformers gives them.
 
-    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every block.
+    It is called as a module, so that whatever hooks a module's call (FSDP2, profilers) sees every
+    block.
     """
 
     def __init__(self, config: TrunkConfig):
@@ -71,13 +77,15 @@ class TrunkBlock(nn.Module):
         wanted: int = 0,
         cache_only: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states after the layer (with ``cache_only`` those before it), keys and values; see `LlamaTrunk.forward`."""
+        """Hidden states after the layer (with ``cache_only`` those before it), keys and values;
+        see `LlamaTrunk.forward`."""
         attention, mlp = self.self_attn, self.mlp
         y = self.input_layernorm(x)
         k, v = rotate(self._split(attention.k_proj(y)), cos, sin), self._split(attention.v_proj(y))
         if cache_only:
             return x, k, v
-        x, y, cos, sin = x[:, -wanted:], y[:, -wanted:], cos[-wanted:], sin[-wanted:]  # (-0: all of them)
+        # (-0: all of them)
+        x, y, cos, sin = x[:, -wanted:], y[:, -wanted:], cos[-wanted:], sin[-wanted:]
         b, length, width = x.shape
         q = rotate(self._split(attention.q_proj(y)), cos, sin)
         if past is not None:
@@ -96,14 +104,16 @@ class TrunkBlock(nn.Module):
 
 
 class LlamaWeights(nn.Module):
-    """What transformers' `LlamaModel` holds, under its names, so that either reads the other's checkpoints."""
+    """What transformers' `LlamaModel` holds, under its names, so that either reads the other's
+    checkpoints."""
 
     def __init__(self, config: TrunkConfig, vocab_size: int):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, config.llm_width, PAD_ID)
         self.layers = Modules(TrunkBlock(config) for _ in range(config.llm_depth))
         self.norm = nn.RMSNorm(config.llm_width, eps=_EPSILON)
-        for part in self.modules():  # `LlamaModel` draws them twice: a seed is to give the weights that it always gave
+        # `LlamaModel` draws them twice: a seed is to give the weights that it always gave
+        for part in self.modules():
             if isinstance(part, nn.Linear | nn.Embedding):
                 nn.init.normal_(part.weight, std=0.02)
         with torch.no_grad():
@@ -111,7 +121,8 @@ class LlamaWeights(nn.Module):
 
 
 class LlamaTrunk(nn.Module):
-    """A Llama: the result of transformers' `LlamaModel`, without the generic code per call and the seconds of its import."""
+    """A Llama: the result of transformers' `LlamaModel`, without the generic code per call and
+    the seconds of its import."""
 
     rope_cos: Tensor
     rope_sin: Tensor
@@ -121,13 +132,21 @@ class LlamaTrunk(nn.Module):
         self.llama = LlamaWeights(config, vocab_size)
         self.checkpointing = config.gradient_checkpointing
         half = config.llm_width // config.llm_heads // 2
-        angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(torch.arange(half) / half)
+        angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(
+            torch.arange(half) / half
+        )
         angles = torch.cat([angles, angles], dim=-1)
         self.register_buffer("rope_cos", angles.cos(), persistent=False)  # [L head]
         self.register_buffer("rope_sin", angles.sin(), persistent=False)
         for block in self.llama.layers:
             attention, mlp = block.self_attn, block.mlp
-            for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+            for linear in (
+                attention.q_proj,
+                attention.k_proj,
+                attention.v_proj,
+                mlp.gate_proj,
+                mlp.up_proj,
+            ):
                 init_linear(linear)
             for linear in (attention.o_proj, mlp.down_proj):
                 nn.init.zeros_(linear.weight)
@@ -143,17 +162,26 @@ class LlamaTrunk(nn.Module):
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Hidden states after the final norm [b L d], and keys and values per layer.
 
-        ``wanted`` asks for the hidden states of the last so many positions alone (not with ``causal``): the last layer then
-        spares the others everything but their keys and values.
-        Positions are ``start`` … ``start`` + L − 1. ``past`` holds the keys and values of the positions before (one new
-        position at a time). Without ``causal`` every position sees every other. ``cache_only`` spares what the last
-        layer does after its keys and values; the hidden states are then those before it.
+        ``wanted`` asks for the hidden states of the last so many positions alone (not with
+        ``causal``): the last layer then spares the others everything but their keys and values.
+        Positions are ``start`` … ``start`` + L − 1. ``past`` holds the keys and values of the
+        positions before (one new position at a time). Without ``causal`` every position sees every
+        other. ``cache_only`` spares what the last layer does after its keys and values; the hidden
+        states are then those before it.
         """
-        cos, sin = self.rope_cos[start : start + x.shape[1]], self.rope_sin[start : start + x.shape[1]]
+        cos, sin = (
+            self.rope_cos[start : start + x.shape[1]],
+            self.rope_sin[start : start + x.shape[1]],
+        )
         present = []
         for i, layer in enumerate(self.llama.layers):
             last = i + 1 == len(self.llama.layers)
-            options = (causal, None if past is None else past[i], wanted if last else 0, cache_only and last)
+            options = (
+                causal,
+                None if past is None else past[i],
+                wanted if last else 0,
+                cache_only and last,
+            )
             if self.checkpointing and self.training and torch.is_grad_enabled():
                 x, k, v = checkpoint.checkpoint(layer, x, cos, sin, *options, use_reentrant=False)
             else:
@@ -165,15 +193,17 @@ class LlamaTrunk(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Softmax attention [b heads L head].
 
-    On CPUs the plain products: the fused kernel's bfloat16 backward is ten times slower at the lengths met here (36
-    tokens, 128 images, one core, torch 2.10: 58 ms against 5 ms).
+    On CPUs the plain products: the fused kernel's bfloat16 backward is ten times slower at the
+    lengths met here (36 tokens, 128 images, one core, torch 2.10: 58 ms against 5 ms).
     """
     if q.device.type != "cpu" or max(q.shape[2], k.shape[2]) > LONGEST_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if causal:
         length = q.shape[2]
-        scores = scores + torch.full((length, length), MASKED, dtype=scores.dtype, device=q.device).triu_(1)
+        scores = scores + torch.full(
+            (length, length), MASKED, dtype=scores.dtype, device=q.device
+        ).triu_(1)
     return scores.softmax(-1) @ v
 
 

@@ -1,4 +1,5 @@
-"""A `torch.nn.ModuleList` that says of which class its modules are, for type checkers; when run it is that class."""
+"""A `torch.nn.ModuleList` that says of which class its modules are, for type checkers; when run
+it is that class."""
 
 from __future__ import annotations
 

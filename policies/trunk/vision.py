@@ -26,7 +26,8 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class FiLM(nn.Module):
-    """Scales and shifts the channels of [b C H W] by what a condition [b z] says (Perez et al. 2018, arXiv 1709.07871).
+    """Scales and shifts the channels of [b C H W] by what a condition [b z] says (Perez et al.
+    2018, arXiv 1709.07871).
 
     Without a condition, and where it is 0, nothing is changed.
     """
@@ -53,7 +54,8 @@ def conditioned(tower: nn.Module, condition: Tensor | None) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            layer.condition = None  # holds no graph, and images without an instruction are seen as they are
+            # holds no graph, and images without an instruction are seen as they are
+            layer.condition = None
 
 
 class ConvStem(nn.Module):
@@ -107,7 +109,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, length, width = x.shape
-        q, k, v = self.qkv(x).reshape(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(b, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         x = attend(q, k, v, causal=False).transpose(1, 2).reshape(b, length, width)
         return F.dropout(self.proj(x), self.dropout, self.training)
 
@@ -138,13 +145,18 @@ class VisionBlock(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """A ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) without a class token: pictures of one camera [b 3 H W] → tokens
-    [b N width]. Its parts have the names that timm gives them, whose import takes seconds."""
+    """A ViT (Dosovitskiy et al. 2020, arXiv 2010.11929) without a class token: pictures of one
+    camera [b 3 H W] → tokens [b N width]. Its parts have the names that timm gives them, whose
+    import takes seconds."""
 
     def __init__(self, config: TrunkConfig, height: int, width: int):
         super().__init__()
         size = (height, width, config.vit_width)
-        embed = ConvStem(config, *size) if config.stem_channels else PatchEmbed(config.patch_size, *size)
+        embed = (
+            ConvStem(config, *size)
+            if config.stem_channels
+            else PatchEmbed(config.patch_size, *size)
+        )
         self.patch_embed = embed
         self.pos_embed = nn.Parameter(torch.empty(1, embed.num_patches, config.vit_width))
         blocks = [VisionBlock(config) for _ in range(config.vit_depth)]
@@ -165,24 +177,28 @@ class VisionTower(nn.Module):
 class FeatureNorm(nn.Module):
     """Standardises one camera's image tokens [b N d] over the data, without parameters of its own.
 
-    Batch normalisation without its affine part (Ioffe & Szegedy 2015, arXiv 1502.03167). Without it the projector can become
-    a constant: early in SFT the mean image token serves as a bias that lowers the loss faster than anything an image shows,
-    it grows, and what differs between images drowns. Here what all images share is subtracted, so it cannot be learned.
+    Batch normalisation without its affine part (Ioffe & Szegedy 2015, arXiv 1502.03167). Without it
+    the projector can become a constant: early in SFT the mean image token serves as a bias that
+    lowers the loss faster than anything an image shows, it grows, and what differs between images
+    drowns. Here what all images share is subtracted, so it cannot be learned.
 
-    ``kind`` "position" subtracts the mean of each token over the batch, "batch" that of all tokens together; both
-    divide each channel by its standard deviation over batch and tokens. Only while ``learning`` is on (SFT) are these the
-    statistics of the batch itself; acting, evaluation and RL use the running ones, so that a decision never depends on what
-    it is batched with and the ratio of RL is 1 at unchanged weights.
+    ``kind`` "position" subtracts the mean of each token over the batch, "batch" that of all tokens
+    together; both divide each channel by its standard deviation over batch and tokens. Only while
+    ``learning`` is on (SFT) are these the statistics of the batch itself; acting, evaluation and RL
+    use the running ones, so that a decision never depends on what it is batched with and the ratio
+    of RL is 1 at unchanged weights.
 
-    Where several ranks learn together, ``total`` adds up over them and the batch is that of all ranks; ``counted`` bool [b]
-    then says which of this rank's rows belong to it.
+    Where several ranks learn together, ``total`` adds up over them and the batch is that of all
+    ranks; ``counted`` bool [b] then says which of this rank's rows belong to it.
     """
 
     mean: Tensor
     var: Tensor
     count: Tensor
 
-    def __init__(self, tokens: int, width: int, kind: str, momentum: float = 0.05, eps: float = 1e-5):
+    def __init__(
+        self, tokens: int, width: int, kind: str, momentum: float = 0.05, eps: float = 1e-5
+    ):
         super().__init__()
         self.over = (0,) if kind == "position" else (0, 1)
         self.momentum, self.eps, self.learning = momentum, eps, False

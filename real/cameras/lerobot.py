@@ -1,4 +1,5 @@
-"""Any camera that is registered with lerobot. It tells no frame numbers: a picture that differs has the next one."""
+"""Any camera that is registered with lerobot. It tells no frame numbers: a picture that differs
+has the next one."""
 
 from __future__ import annotations
 
@@ -16,17 +17,28 @@ _UNPLUGGED = (ConnectionError, OSError, RuntimeError)
 
 
 class LeRobotCamera:
-    """``kind`` is lerobot's name for it (opencv, intelrealsense …), ``options`` its config (index_or_path,
-    serial_number_or_name, width, height, fps …), ``plugins`` modules that register further kinds."""
+    """``kind`` is lerobot's name for it (opencv, intelrealsense …), ``options`` its config
+    (index_or_path, serial_number_or_name, width, height, fps …), ``plugins`` modules that register
+    further kinds."""
 
-    def __init__(self, kind: str = "opencv", options: Mapping[str, Any] | None = None, plugins: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        kind: str = "opencv",
+        options: Mapping[str, Any] | None = None,
+        plugins: tuple[str, ...] = (),
+    ):
         self.kind, self._options, self._plugins = kind, dict(options or {}), plugins
         self._device: Any = None
         self._changes = Changes()
 
     def open(self) -> None:
         self._device = make(
-            "camera", self.kind, self._options, "lerobot.cameras.configs:CameraConfig", f"{__name__}:_one", self._plugins
+            "camera",
+            self.kind,
+            self._options,
+            "lerobot.cameras.configs:CameraConfig",
+            f"{__name__}:_one",
+            self._plugins,
         )
         try:
             self._device.connect()

@@ -1,4 +1,5 @@
-"""Any camera that OpenCV opens, and video files. It tells no frame numbers: a picture that differs has the next one."""
+"""Any camera that OpenCV opens, and video files. It tells no frame numbers: a picture that
+differs has the next one."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from real.cameras.protocol import CameraLost, Changes, Grabbed
 
 
 class OpenCVCamera:
-    """``source`` is an index (0 for /dev/video0), a device, a file or an address. ``stream_height``, ``stream_width`` and
-    ``fps`` are asked for where they are not 0."""
+    """``source`` is an index (0 for /dev/video0), a device, a file or an address.
+    ``stream_height``, ``stream_width`` and ``fps`` are asked for where they are not 0."""
 
-    def __init__(self, source: int | str = 0, stream_height: int = 0, stream_width: int = 0, fps: int = 0):
+    def __init__(
+        self, source: int | str = 0, stream_height: int = 0, stream_width: int = 0, fps: int = 0
+    ):
         self.source = int(source) if str(source).isdigit() else str(source)
         self._asked = (int(stream_height), int(stream_width), int(fps))
         self._device: Any = None

@@ -1,8 +1,9 @@
-"""A camera in a process of its own: ``python -m real.cameras.process CONFIG.json`` with socket, name and camera.
+"""A camera in a process of its own: ``python -m real.cameras.process CONFIG.json`` with socket,
+name and camera.
 
-It may hang, crash or be unplugged without anybody waiting for it: who needs its pictures sees their age. A camera that is
-lost is opened again once a second; a call into a driver that does not come back ends the process, and the session starts
-another.
+It may hang, crash or be unplugged without anybody waiting for it: who needs its pictures sees their
+age. A camera that is lost is opened again once a second; a call into a driver that does not come
+back ends the process, and the session starts another.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _OLDEST_S = 1.0  # that a device's stamp can make a picture: beyond it the clock
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """``type`` one of `KINDS` or "module:Class" of a `Camera` with its ``options``. Pictures are cut and brought to
-    ``height`` × ``width``, the size that the policy was made for."""
+    """``type`` one of `KINDS` or "module:Class" of a `Camera` with its ``options``. Pictures are
+    cut and brought to ``height`` × ``width``, the size that the policy was made for."""
 
     type: str
     height: int = 480
@@ -46,12 +47,14 @@ class CameraConfig:
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any]) -> CameraConfig:
-        """From ``cameras.NAME.KEY=VALUE``; what is no key of this class is the camera's own. Raises `ConfigError`."""
+        """From ``cameras.NAME.KEY=VALUE``; what is no key of this class is the camera's own.
+        Raises `ConfigError`."""
         own = {k: v for k, v in given.items() if k in ("type", "height", "width")}
         kind = own.get("type", "")
         if kind not in KINDS and ":" not in str(kind):
             raise ConfigError(
-                f"cameras.{name}={kind}: there is no such camera, use one of {', '.join(KINDS)}, or package.module:Class"
+                f"cameras.{name}={kind}: there is no such camera, use one of {', '.join(KINDS)}, "
+                "or package.module:Class"
             )
         for key in ("height", "width"):
             if not isinstance(own.get(key, 1), int) or own.get(key, 1) < 1:
@@ -66,14 +69,22 @@ class CameraConfig:
         try:
             return named(KINDS.get(self.type, self.type))(**self.options)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"the options of cameras.{name} ({self.type}) are wrong: {error}") from None
+            raise ConfigError(
+                f"the options of cameras.{name} ({self.type}) are wrong: {error}"
+            ) from None
 
 
 class Station:
     """Passes a camera's pictures on: into a ring, and a `Frame` to the session."""
 
     def __init__(self, name: str, config: CameraConfig, client: Client, say: Callable[[str], None]):
-        self.name, self.config, self.camera, self._client, self._say = name, config, config.make(name), client, say
+        self.name, self.config, self.camera, self._client, self._say = (
+            name,
+            config,
+            config.make(name),
+            client,
+            say,
+        )
         self._ring = RingWriter(name, (config.height, config.width, 3))
         self._clock, self._number = DeviceClock(), -1
 
@@ -91,18 +102,30 @@ class Station:
         now = time.monotonic()
         age = min(max(0.0, self._clock.age(grabbed.device_stamp, now)), _OLDEST_S)
         self._number += 1
-        slot = self._ring.write(fitted(grabbed.image, self.config.height, self.config.width, grabbed.mixes), self._number)
+        slot = self._ring.write(
+            fitted(grabbed.image, self.config.height, self.config.width, grabbed.mixes),
+            self._number,
+        )
         self._client.send(
-            Frame, camera=self.name, ring=self._ring.address, slot=slot, number=self._number, device_no=grabbed.device_no,
-            capture=now - age, device_stamp=grabbed.device_stamp, height=self.config.height, width=self.config.width,
+            Frame,
+            camera=self.name,
+            ring=self._ring.address,
+            slot=slot,
+            number=self._number,
+            device_no=grabbed.device_no,
+            capture=now - age,
+            device_stamp=grabbed.device_stamp,
+            height=self.config.height,
+            width=self.config.width,
             channels=3,
-        )  # fmt: skip
+        )
         return True
 
     def run(self) -> None:
         """Until the session ends."""
         while True:
-            faulthandler.dump_traceback_later(HUNG_S, exit=True)  # fires even where a driver holds Python's lock
+            # fires even where a driver holds Python's lock
+            faulthandler.dump_traceback_later(HUNG_S, exit=True)
             try:
                 self.pass_on()
             except CameraLost as error:

@@ -1,4 +1,5 @@
-"""What a camera's process asks of a camera, and the picture that it makes of what the camera gives."""
+"""What a camera's process asks of a camera, and the picture that it makes of what the camera
+gives."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ class CameraLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Grabbed:
-    """``image`` uint8 [H W 3] RGB. ``device_no`` is the device's own number of it: a gap is a lost picture, the same one
-    again a frozen stream. ``device_stamp`` (s) is on the device's clock, whatever that counts from. Where ``mixes`` is False
-    (depth) the mean of two pixels means nothing."""
+    """``image`` uint8 [H W 3] RGB. ``device_no`` is the device's own number of it: a gap is a lost
+    picture, the same one again a frozen stream. ``device_stamp`` (s) is on the device's clock,
+    whatever that counts from. Where ``mixes`` is False (depth) the mean of two pixels means
+    nothing."""
 
     image: np.ndarray
     device_no: int
@@ -28,7 +30,8 @@ class Camera(Protocol):
     """Made from keywords, without touching the device."""
 
     def open(self) -> None:
-        """Raises `CameraLost` where it is not there, `UserError` where it cannot be what is asked for."""
+        """Raises `CameraLost` where it is not there, `UserError` where it cannot be what is
+        asked for."""
         ...
 
     def grab(self, timeout_s: float) -> Grabbed | None:
@@ -39,8 +42,8 @@ class Camera(Protocol):
 
 
 class Changes:
-    """Numbers for a camera that gives none: the next one for each picture that differs from the one before. A sensor's noise
-    makes two pictures differ, so the same one again is a frozen stream."""
+    """Numbers for a camera that gives none: the next one for each picture that differs from the one
+    before. A sensor's noise makes two pictures differ, so the same one again is a frozen stream."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -53,8 +56,8 @@ class Changes:
 
 
 def fitted(image: np.ndarray, height: int, width: int, mixes: bool = True) -> np.ndarray:
-    """The middle of ``image`` [H W 3] that has this shape, brought to this size: areas are averaged, or where that ``mixes``
-    what it must not, a pixel of each is taken."""
+    """The middle of ``image`` [H W 3] that has this shape, brought to this size: areas are
+    averaged, or where that ``mixes`` what it must not, a pixel of each is taken."""
     h, w = image.shape[:2]
     if (h, w) == (height, width):
         return image
@@ -66,4 +69,6 @@ def fitted(image: np.ndarray, height: int, width: int, mixes: bool = True) -> np
         return part
     import cv2
 
-    return cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if mixes else cv2.INTER_NEAREST)
+    return cv2.resize(
+        part, (width, height), interpolation=cv2.INTER_AREA if mixes else cv2.INTER_NEAREST
+    )

@@ -1,1 +1,2 @@
-"""The operator's console: a web page, and the server behind it, which runs in its own process and imports no torch."""
+"""The operator's console: a web page, and the server behind it, which runs in its own process
+and imports no torch."""

@@ -1,7 +1,8 @@
 """Which page has control, within the one lease that the supervisor grants.
 
-The supervisor sees one client, the console; among the pages one at a time holds what the console holds. Another page gets
-it only where that one gave it up, fell silent (which pauses the session), or by force, which pauses first.
+The supervisor sees one client, the console; among the pages one at a time holds what the console
+holds. Another page gets it only where that one gave it up, fell silent (which pauses the session),
+or by force, which pauses first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Control:
         self.token = ""
         self._asked: tuple[Viewer, str, float] | None = None
         self._renewed = 0.0
-        self._given_up = ""  # the token of a lease that was released: a renewal of it may still be answered
+        # the token of a lease that was released: a renewal of it may still be answered
+        self._given_up = ""
 
     def holds(self, viewer: Viewer) -> bool:
         return viewer is self.page and bool(self.token)
@@ -49,7 +51,9 @@ class Control:
             self.drop(f"{who or viewer.name} took control", "forced by another operator")
         now = self.clock()
         if self._asked is not None and now - self._asked[2] < ANSWER_S:
-            return self.tell(viewer, "control", mine=False, reason="somebody else is just asking for control")
+            return self.tell(
+                viewer, "control", mine=False, reason="somebody else is just asking for control"
+            )
         if self.link.send(Lease, ask="request", token="", force=force) is None:
             return self.tell(viewer, "control", mine=False, reason="the supervisor is gone")
         self._asked = (viewer, who or viewer.name, now)
@@ -74,10 +78,16 @@ class Control:
         self.hear_holder(grant.holder)
 
     def hear_holder(self, holder: str) -> None:
-        """Who holds control, as the supervisor says with every state: a lease that lapsed or was taken is not answered."""
+        """Who holds control, as the supervisor says with every state: a lease that lapsed or was
+        taken is not answered."""
         if self.page is not None and holder != self.link.source:
             page, self.page, self.token = self.page, None, ""
-            self.tell(page, "control", mine=False, reason=f"{holder} took control" if holder else "control lapsed")
+            self.tell(
+                page,
+                "control",
+                mine=False,
+                reason=f"{holder} took control" if holder else "control lapsed",
+            )
 
     def renew(self) -> None:
         """The page that holds control is alive: keep the lease."""

@@ -35,7 +35,13 @@ class Share:
 
     def add(self, state: State) -> None:
         if state.episode != self.episode:
-            self.episode, self.steps, self.human, self.takeovers, self._was_human = state.episode, 0, 0, 0, False
+            self.episode, self.steps, self.human, self.takeovers, self._was_human = (
+                state.episode,
+                0,
+                0,
+                0,
+                False,
+            )
         if not state.step_done or state.step < 0:
             return
         self.steps, self.all_steps = self.steps + 1, self.all_steps + 1
@@ -53,7 +59,8 @@ class Share:
 
 
 class Camera:
-    """The newest picture of one camera: when it was taken, how many come a second, how many are missing."""
+    """The newest picture of one camera: when it was taken, how many come a second, how many are
+    missing."""
 
     def __init__(self, name: str):
         self.name = name
@@ -96,8 +103,8 @@ class Told:
 
 
 class Display:
-    """The newest of everything that the supervisor says, and what came before: ``story`` is what happened, the oldest first,
-    and ``episodes`` all that it has seen begin."""
+    """The newest of everything that the supervisor says, and what came before: ``story`` is what
+    happened, the oldest first, and ``episodes`` all that it has seen begin."""
 
     def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
         self.config, self.clock = config, clock
@@ -127,7 +134,8 @@ class Display:
         last = self.episodes[-1] if self.episodes else None
         running = last.span if last is not None and last.span.ended == math.inf else None
         if state.mode in _IN_EPISODE and (running is None or running.episode != state.episode):
-            self.episodes.append(Told(Span(state.episode, -math.inf), self.task))  # it had begun before anybody listened
+            # it had begun before anybody listened
+            self.episodes.append(Told(Span(state.episode, -math.inf), self.task))
         elif last is not None and running is not None and state.mode not in _IN_EPISODE:
             last.span = Span(running.episode, running.begun, state.stamp)
         if state.episode != self._curve_episode:
@@ -135,13 +143,19 @@ class Display:
 
     def hear_notice(self, n: Notice) -> None:
         if n.mode != self._why[0]:
-            self._why = (n.mode, f"{n.name.replace('_', ' ')}{f': {n.value}' if n.value else ''} ({n.by})")
+            self._why = (
+                n.mode,
+                f"{n.name.replace('_', ' ')}{f': {n.value}' if n.value else ''} ({n.by})",
+            )
         if n.name == "begin":
             self.task = n.value
             self.episodes.append(Told(Span(n.episode, n.stamp), n.value))
         elif n.name in ("end_episode", "discard") and self.episodes:
             told = self.episodes[-1]
-            told.span, told.discarded = Span(told.span.episode, told.span.begun, n.stamp), n.name == "discard"
+            told.span, told.discarded = (
+                Span(told.span.episode, told.span.begun, n.stamp),
+                n.name == "discard",
+            )
 
     def hear_event(self, event: Event) -> None:
         """One that the supervisor passed on to all."""
@@ -163,7 +177,9 @@ class Display:
         ended = [told for told in self.episodes if told.span.ended < math.inf]
         kept = [told.verdict for told in ended if not told.discarded]
         names = {"success": "successes", "failure": "failures", "": "unlabelled"}
-        return {name: kept.count(verdict) for verdict, name in names.items()} | {"discarded": len(ended) - len(kept)}
+        return {name: kept.count(verdict) for verdict, name in names.items()} | {
+            "discarded": len(ended) - len(kept)
+        }
 
     def why(self) -> str:
         """What stopped the arm, as long as it is stopped."""
@@ -171,13 +187,14 @@ class Display:
         return self._why[1] if self._why[0] == mode and mode in _STOPPED else ""
 
     def hear_note(self, text: str) -> None:
-        """Practice calls for help, and again every `REMIND_S` while it is wanted; or a person is to show an episode."""
+        """Practice calls for help, and again every `REMIND_S` while it is wanted; or a person is
+        to show an episode."""
         if text.startswith((CALL, SHOW)):
             self._call, self._call_at = text.removeprefix(CALL).lstrip(": "), self.clock()
 
     def call(self) -> str:
-        """What is wanted of a person; "" where nothing is: the arm practises again, the policy no longer does what was to be
-        shown, or nobody has called for longer than it would."""
+        """What is wanted of a person; "" where nothing is: the arm practises again, the policy no
+        longer does what was to be shown, or nobody has called for longer than it would."""
         shows = self._call.startswith(SHOW)
         later = self.state if self.state_at > self._call_at else None
         if later is not None and (later.mode == Mode.AUTO.value) != shows:
@@ -185,7 +202,9 @@ class Display:
         if self.clock() - self._call_at > 1.5 * REMIND_S:
             return ""
         if shows:
-            return f"{self._call.replace(SHOW, SHOW.capitalize(), 1)}. Take control and do all of it."
+            return (
+                f"{self._call.replace(SHOW, SHOW.capitalize(), 1)}. Take control and do all of it."
+            )
         return f"Help is wanted: {self._call}. Take control, help, and give control up."
 
     def hear_progress(self, progress: Progress) -> None:
@@ -212,14 +231,18 @@ class Display:
         return self._disk
 
     def text(self, control: dict[str, Any]) -> str:
-        """The state for all pages; ``control`` is who holds control, as `real.console.control` says it."""
+        """The state for all pages; ``control`` is who holds control, as `real.console.control`
+        says it."""
         now = self.clock()
         shown: dict[str, Any] = {
             "control": control,
             "cameras": [camera.shown(now) for camera in self.cameras],
             "disk": self._disk_left(),
             "share": self.share.shown(),
-            "progress": {"model": self.model, "curve": self.curve[:: 1 + len(self.curve) // _CURVE]},
+            "progress": {
+                "model": self.model,
+                "curve": self.curve[:: 1 + len(self.curve) // _CURVE],
+            },
             "label": self.episodes[-1].verdict if self.episodes else "",
             "task": self.task,
             "counts": self.counts(),
@@ -238,10 +261,14 @@ class Display:
             "age": round(now - s.stamp, 3),
             "mode": s.mode,
             "holder": s.holder,
-            "may": sorted(event for mode, event in TABLE if mode is Mode(s.mode) and event != "fault"),
+            "may": sorted(
+                event for mode, event in TABLE if mode is Mode(s.mode) and event != "fault"
+            ),
             "episode": s.episode,
             "step": s.step,
-            "clock": round(s.step / self.welcome.control_hz, 2) if self.welcome and s.step >= 0 else None,
+            "clock": round(s.step / self.welcome.control_hz, 2)
+            if self.welcome and s.step >= 0
+            else None,
             "pose": _rounded(s.pose),
             "joints": _rounded(s.joints),
             "gripper": round(s.gripper, 3),

@@ -1,4 +1,5 @@
-"""Between the supervisor and the pages: what each page may send on, and what all of them are told."""
+"""Between the supervisor and the pages: what each page may send on, and what all of them are
+told."""
 
 from __future__ import annotations
 
@@ -28,22 +29,47 @@ from real.console.wire import (
     parse,
 )
 from real.labels import AGE_S, meant
-from real.messages import Beat, Event, Frame, Grant, Input, Message, Notice, Progress, Refused, State, Welcome
+from real.messages import (
+    Beat,
+    Event,
+    Frame,
+    Grant,
+    Input,
+    Message,
+    Notice,
+    Progress,
+    Refused,
+    State,
+    Welcome,
+)
 
 RELAYED = ("label", "task", "note", "loss")
 ESTOP = "e-stop (console)"  # the fault's name
-NO_CAUSE_TO_REFUSE = {"takeover", "release"}  # asked for again while it holds already: no news for the operator
+# asked for again while it holds already: no news for the operator
+NO_CAUSE_TO_REFUSE = {"takeover", "release"}
 
-Pictures = Callable[[Frame], "np.ndarray | None"]  # [height width channels] uint8 RGB, None where it was overwritten
+# [height width channels] uint8 RGB, None where it was overwritten
+Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
 class Hub:
     """All pages of one session. Everything runs in one event loop; nothing here waits."""
 
     def __init__(
-        self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float], facts: Facts
-    ):  # fmt: skip
-        self.config, self.link, self.pictures, self.clock, self.facts = config, link, pictures, clock, facts
+        self,
+        config: ConsoleConfig,
+        link: Link,
+        pictures: Pictures,
+        clock: Callable[[], float],
+        facts: Facts,
+    ):
+        self.config, self.link, self.pictures, self.clock, self.facts = (
+            config,
+            link,
+            pictures,
+            clock,
+            facts,
+        )
         self.viewers: list[Viewer] = []
         self.display = Display(config, clock)
         self.control = Control(link, clock, self.tell)
@@ -53,7 +79,7 @@ class Hub:
         self._beats = 0
         self._asked: OrderedDict[int, tuple[Viewer, str]] = OrderedDict()
 
-    # ------------------------------------------------------------------------------------------------------- pages
+    # ---------------------------------------------------------------------------------------- pages
     def enter(self, watches: bool = False) -> Viewer | None:
         """A page was opened; None where there are too many."""
         if len(self.viewers) >= self.config.max_viewers:
@@ -99,7 +125,8 @@ class Hub:
             self.tell(viewer, kind, **fields)
 
     def refuse(self, viewer: Viewer, reason: str, stops: str = "") -> None:
-        """One more message that was not taken: of the first twenty a page hears, and of each that was to stop the arm."""
+        """One more message that was not taken: of the first twenty a page hears, and of each
+        that was to stop the arm."""
         viewer.refuse()
         self.counts["refused"] += 1
         if viewer.refused <= 20 or stops:
@@ -146,16 +173,25 @@ class Hub:
             return
         self.counts["inputs"] += 1
         self.link.send(
-            Input, valid_s=left, lease=self.control.token, device_stamp=message.t, dead_man=message.dead_man,
-            axes=message.axes, gripper=message.gripper, keys=message.keys, target=(),
-        )  # fmt: skip
+            Input,
+            valid_s=left,
+            lease=self.control.token,
+            device_stamp=message.t,
+            dead_man=message.dead_man,
+            axes=message.axes,
+            gripper=message.gripper,
+            keys=message.keys,
+            target=(),
+        )
 
     def _event(self, viewer: Viewer, message: PageEvent, now: float) -> None:
         name, holds = message.name, self.control.holds(viewer)
         pressed, sent = viewer.clock.here(message.at, now), viewer.clock.here(message.t, now)
         if name not in FOR_ALL:
             if not holds:
-                return self.tell(viewer, "refused", name=name, reason="you do not have control: take it first")
+                return self.tell(
+                    viewer, "refused", name=name, reason="you do not have control: take it first"
+                )
             if sent is None or pressed is None or now - sent > self.config.event_age_s:
                 self.counts["stale"] += 1
                 return self.tell(viewer, "refused", name=name, reason="it came too late")
@@ -164,7 +200,9 @@ class Hub:
         at = now if pressed is None else max(pressed, now - AGE_S)
         if problem := self._wrong_value(name, message.value, at):
             return self.tell(viewer, "refused", name=name, reason=problem)
-        value = ESTOP if name == "estop" else message.value or (viewer.name if name in FOR_ALL else "")
+        value = (
+            ESTOP if name == "estop" else message.value or (viewer.name if name in FOR_ALL else "")
+        )
         self._pass_on(viewer, name, value, at)
 
     def _wrong_value(self, name: str, value: str, at: float) -> str:
@@ -174,23 +212,36 @@ class Hub:
         if name == "label" and meant(at, self.display.spans()) is None:
             return "that moment is in no episode"
         if name == "task" and value not in self.facts.tasks:
-            return "it is none of the session's tasks" if self.facts.tasks else "this session chooses its tasks itself"
+            return (
+                "it is none of the session's tasks"
+                if self.facts.tasks
+                else "this session chooses its tasks itself"
+            )
         return ""
 
     def _pass_on(self, viewer: Viewer, name: str, value: str, at: float) -> None:
         valid_s = float("inf") if name in FOR_ALL else self.config.event_age_s
-        sent = self.link.send(Event, valid_s, name=name, value=value, at=at, lease=self.control.token_of(viewer))
+        sent = self.link.send(
+            Event, valid_s, name=name, value=value, at=at, lease=self.control.token_of(viewer)
+        )
         if sent is None:
-            return self.tell(viewer, "refused", name=name, reason="the supervisor did not take it: use the arm's own button")
+            return self.tell(
+                viewer,
+                "refused",
+                name=name,
+                reason="the supervisor did not take it: use the arm's own button",
+            )
         self._asked[sent.seq] = (viewer, name)
         while len(self._asked) > 64:
             self._asked.popitem(last=False)
 
     def estop(self) -> bool:
         """From outside a page's connection; False where the supervisor does not take it."""
-        return self.link.send(Event, name="estop", value=ESTOP, at=self.clock(), lease="") is not None
+        return (
+            self.link.send(Event, name="estop", value=ESTOP, at=self.clock(), lease="") is not None
+        )
 
-    # -------------------------------------------------------------------------------------------------- supervisor
+    # ----------------------------------------------------------------------------------- supervisor
     def start(self) -> None:
         self.link.listen(self.hear, self.hear_nothing)
 
@@ -219,7 +270,8 @@ class Hub:
                 self.tell(viewer, "hello", **self._hello(viewer))
 
     def _relayed(self, event: Event) -> None:
-        """An event that the supervisor passed on to all: what changes the mode comes as a notice too."""
+        """An event that the supervisor passed on to all: what changes the mode comes as a notice
+        too."""
         if event.name in RELAYED:
             self.display.hear_event(event)
             self._news(event.stamp, event.name, event.value, event.source, "")
@@ -243,19 +295,22 @@ class Hub:
         picture = self.pictures(frame)
         if picture is None:
             return
-        data = pack(place, frame.number, frame.capture, picture, self.config.quality)  # once for all pages
+        # once for all pages
+        data = pack(place, frame.number, frame.capture, picture, self.config.quality)
         self.counts["pictures"] += 1
         for viewer in self.viewers:
             viewer.out.picture(place, frame.number, data)
 
-    # ----------------------------------------------------------------------------------------------------- by time
+    # -------------------------------------------------------------------------------------- by time
     def beat(self) -> None:
         """Called some twenty times a second."""
         self._beats += 1
         self.link.send(Beat, valid_s=1.0, tick=self._beats)
         page = self.control.page
         if page is not None and self.clock() - page.heard > self.config.silence_s:
-            self.control.drop("this page was silent: take control again", "the operator's page was silent")
+            self.control.drop(
+                "this page was silent: take control again", "the operator's page was silent"
+            )
         elif page is not None:
             self.control.renew()
 
@@ -263,7 +318,9 @@ class Hub:
         """The state, to every page."""
         if not self.viewers:
             return
-        common = self.display.text({**self.control.shown(), "lost": self.lost, "viewers": len(self.viewers)})
+        common = self.display.text(
+            {**self.control.shown(), "lost": self.lost, "viewers": len(self.viewers)}
+        )
         for viewer in self.viewers:
             you = {
                 "mine": self.control.holds(viewer),
@@ -276,4 +333,6 @@ class Hub:
 
 
 def text_kind(message: PageMessage) -> str:
-    return {PageInput: "input", PageEvent: "event", PageControl: "control"}.get(type(message), "other")
+    return {PageInput: "input", PageEvent: "event", PageControl: "control"}.get(
+        type(message), "other"
+    )

@@ -30,14 +30,16 @@ class Link(Line, Protocol):
     """... and what it hears."""
 
     def listen(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
-        """Call ``heard`` with every message from now on, in the running event loop; ``lost`` once, when it ends."""
+        """Call ``heard`` with every message from now on, in the running event loop; ``lost``
+        once, when it ends."""
         ...
 
     def close(self) -> None: ...
 
 
 class SocketLink:
-    """A connected Unix SEQPACKET socket, read by an event loop. A packet that is no message is counted and dropped."""
+    """A connected Unix SEQPACKET socket, read by an event loop. A packet that is no message is
+    counted and dropped."""
 
     def __init__(self, connection: socket.socket, source: str = "console", role: str = "console"):
         self.source, self.role = source, role
@@ -55,7 +57,9 @@ class SocketLink:
             return None
         try:
             self._socket.send(encode(message))
-        except OSError:  # it takes no more, or is gone: which of them, and what it said last, reading tells
+        except (
+            OSError
+        ):  # it takes no more, or is gone: which of them, and what it said last, reading tells
             return None
         return message
 

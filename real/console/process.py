@@ -1,6 +1,6 @@
-"""The console's process: ``python -m real.console.process CONFIG.json`` with {"socket", "console": options of
-`ConsoleConfig`, "facts": `Facts`}. Says "ready", the address to open and that for who watches; ends with its supervisor, on
-SIGTERM and on Ctrl-C."""
+"""The console's process: ``python -m real.console.process CONFIG.json`` with {"socket", "console":
+options of `ConsoleConfig`, "facts": `Facts`}. Says "ready", the address to open and that for who
+watches; ends with its supervisor, on SIGTERM and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def connected(path: str | Path) -> socket.socket:
         found.connect(str(path))
     except OSError as error:
         found.close()
-        raise LinkError(f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?") from None
+        raise LinkError(
+            f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?"
+        ) from None
     return found
 
 
@@ -39,7 +41,13 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"console: {error}") from None
         found = config.get("facts", {})
         facts = Facts(tuple(found.get("tasks", ())), found.get("checkpoint", ""))
-        run(settings, connected(config["socket"]), Rings(), lambda urls: print(f"ready\n{urls}", flush=True), facts)
+        run(
+            settings,
+            connected(config["socket"]),
+            Rings(),
+            lambda urls: print(f"ready\n{urls}", flush=True),
+            facts,
+        )
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,8 +1,9 @@
 """Who may talk to the console, and how much.
 
-A browser sends a page's cookies to any port of the same host, and lets any page on the web open a WebSocket to this
-machine. So a cookie alone proves nothing: `Host` must be a known name (a name of an attacker that is re-bound to this
-address is not), and the `Origin` of an upgrade or a POST must be this very page.
+A browser sends a page's cookies to any port of the same host, and lets any page on the web open a
+WebSocket to this machine. So a cookie alone proves nothing: `Host` must be a known name (a name of
+an attacker that is re-bound to this address is not), and the `Origin` of an upgrade or a POST must
+be this very page.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Callable, Mapping
 from real.console.settings import ConsoleConfig
 
 MAX_TEXT_BYTES = 4096  # of one message of a page
-FLOOD = 400, 5.0  # refused messages before a connection is closed, and how many a second are forgiven
+# refused messages before a connection is closed, and how many a second are forgiven
+FLOOD = 400, 5.0
 
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self' {socket}; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src "
+    "'self' {socket}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -53,7 +55,8 @@ FULL, WATCH = "full", "watch"  # what a link is good for: everything, or to watc
 class Gate:
     """The tokens, the cookies that they are exchanged for, and the names of this server.
 
-    A cookie is another secret than its token, which stays in terminals and histories; all live as long as the process.
+    A cookie is another secret than its token, which stays in terminals and histories; all live as
+    long as the process.
     """
 
     def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
@@ -61,11 +64,13 @@ class Gate:
         self.tokens = {right: secrets.token_urlsafe(24) for right in (FULL, WATCH)}
         self.cookies = {right: secrets.token_urlsafe(32) for right in (FULL, WATCH)}
         self.port = config.port
-        self._tries = Rate(0.5, 10, clock)  # of wrong tokens, by all together: 144 bits are not guessed anyway
+        # of wrong tokens, by all together: 144 bits are not guessed anyway
+        self._tries = Rate(0.5, 10, clock)
 
     @property
     def cookie_name(self) -> str:
-        return f"vla_rl_console_{self.port}"  # two sessions on one machine share the cookies of the host
+        # two sessions on one machine share the cookies of the host
+        return f"vla_rl_console_{self.port}"
 
     def right_of_token(self, token: str) -> str:
         """`FULL`, `WATCH`, or "" for none of this session's."""
@@ -89,10 +94,14 @@ class Gate:
 
     def headers(self, host: str) -> dict[str, str]:
         scheme = "wss" if self.config.tls_key else "ws"
-        return HEADERS | {"Content-Security-Policy": CONTENT_POLICY.format(socket=f"{scheme}://{host}")}
+        return HEADERS | {
+            "Content-Security-Policy": CONTENT_POLICY.format(socket=f"{scheme}://{host}")
+        }
 
 
 def _which(secret: Mapping[str, str], given: str) -> str:
     """Compares with all of them, in a time that tells nothing."""
-    found = [right for right, own in secret.items() if hmac.compare_digest(given.encode(), own.encode())]
+    found = [
+        right for right, own in secret.items() if hmac.compare_digest(given.encode(), own.encode())
+    ]
     return found[0] if found else ""

@@ -1,4 +1,5 @@
-"""HTTP and WebSocket of the console: a static page, one socket per page, and a POST that is an e-stop."""
+"""HTTP and WebSocket of the console: a static page, one socket per page, and a POST that is an
+e-stop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ except ModuleNotFoundError as error:  # pragma: no cover - the environment of th
     raise MissingPackage("aiohttp", "real", "The operator console") from error
 
 PAGE = Path(__file__).parent / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 BEAT_HZ = 20.0
 STUCK_S = 3.0  # a page that takes no byte for this long is gone
 SILENT_S = 120.0  # a hidden page's timers run once a minute
@@ -36,17 +42,24 @@ def _refusal(status: int, text: str) -> web.Response:
 
 
 class Console:
-    """The server. ``url`` is the address to open, with the token, once it has started; ``watch_url`` is for who may watch
-    alone: nothing that such a page says reaches the supervisor."""
+    """The server. ``url`` is the address to open, with the token, once it has started;
+    ``watch_url`` is for who may watch alone: nothing that such a page says reaches the
+    supervisor."""
 
     def __init__(
-        self, config: ConsoleConfig, link: Link, pictures: Pictures, clock: Callable[[], float] = time.monotonic,
+        self,
+        config: ConsoleConfig,
+        link: Link,
+        pictures: Pictures,
+        clock: Callable[[], float] = time.monotonic,
         facts: Facts | None = None,
-    ):  # fmt: skip
+    ):
         self.config = config
         self.gate = Gate(config, clock)
         self.hub = Hub(config, link, pictures, clock, facts or Facts())
-        self._files = {p.name: (p.read_bytes(), TYPES[p.suffix]) for p in PAGE.iterdir() if p.suffix in TYPES}
+        self._files = {
+            p.name: (p.read_bytes(), TYPES[p.suffix]) for p in PAGE.iterdir() if p.suffix in TYPES
+        }
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -59,7 +72,11 @@ class Console:
         return self._url(WATCH)
 
     def _url(self, right: str) -> str:
-        host = "localhost" if self.config.host in ("127.0.0.1", "0.0.0.0", "::", "::1") else self.config.host
+        host = (
+            "localhost"
+            if self.config.host in ("127.0.0.1", "0.0.0.0", "::", "::1")
+            else self.config.host
+        )
         if self.config.names:
             host = self.config.names[0]
         return f"{self.config.scheme}://{host}:{self.gate.port}/?token={self.gate.tokens[right]}"
@@ -69,19 +86,25 @@ class Console:
         application = web.Application(middlewares=[self._guard], client_max_size=1024)
         application.on_response_prepare.append(self._headers)
         application.add_routes(
-            [web.get("/", self._page), web.get("/page/{name}", self._file), web.get("/ws", self._socket),
-             web.post("/estop", self._estop)]
-        )  # fmt: skip
+            [
+                web.get("/", self._page),
+                web.get("/page/{name}", self._file),
+                web.get("/ws", self._socket),
+                web.post("/estop", self._estop),
+            ]
+        )
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            site = web.TCPSite(self._runner, self.config.host, self.config.port, ssl_context=self._tls())
+            site = web.TCPSite(
+                self._runner, self.config.host, self.config.port, ssl_context=self._tls()
+            )
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
-                f"the console cannot listen on {self.config.host}:{self.config.port}: {first_line(error)}. "
-                "Set console.port to another one (0: any that is free)"
+                f"the console cannot listen on {self.config.host}:{self.config.port}: "
+                f"{first_line(error)}. Set console.port to another one (0: any that is free)"
             ) from None
         self.gate.port = self._runner.addresses[0][1]
         self.hub.start()
@@ -98,8 +121,8 @@ class Console:
             context.load_cert_chain(self.config.tls_certificate, self.config.tls_key)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"console.tls_certificate {self.config.tls_certificate} and console.tls_key {self.config.tls_key} "
-                f"are not usable: {first_line(error)}"
+                f"console.tls_certificate {self.config.tls_certificate} and console.tls_key "
+                f"{self.config.tls_key} are not usable: {first_line(error)}"
             ) from None
         return context
 
@@ -118,7 +141,7 @@ class Console:
             due = max(due + period, time.monotonic())  # what was missed is not caught up
             await asyncio.sleep(due - time.monotonic())
 
-    # ------------------------------------------------------------------------------------------------ who may come in
+    # ------------------------------------------------------------------------------ who may come in
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         host = request.headers.get("Host", "")
@@ -130,21 +153,30 @@ class Console:
         if not self.gate.right_of_cookie(request.cookies):
             return _refusal(401, "Open the address that the session printed, with its token.")
         upgrade = request.headers.get("Upgrade", "").lower() == "websocket"
-        if (upgrade or request.method != "GET") and not self.gate.knows_origin(request.headers.get("Origin"), host):
+        if (upgrade or request.method != "GET") and not self.gate.knows_origin(
+            request.headers.get("Origin"), host
+        ):
             return _refusal(403, "This was asked for by another page.")
         return await handler(request)
 
     def _enter(self, request: web.Request, token: str) -> web.StreamResponse:
-        """Exchanges a token in the address for a cookie, and sends the browser to the address without it."""
+        """Exchanges a token in the address for a cookie, and sends the browser to the address
+        without it."""
         if request.method != "GET" or request.path != "/":
             return _refusal(401, "The token opens the start page alone.")
         right = self.gate.right_of_token(token)
         if not right:
             if not self.gate.may_try():
                 return _refusal(429, "Too many wrong tokens. Wait some seconds.")
-            return _refusal(401, "That token is of another session: open the address that the session printed.")
+            return _refusal(
+                401, "That token is of another session: open the address that the session printed."
+            )
         answer = web.Response(status=303, headers={"Location": "/"})
-        name, cookie, secure = self.gate.cookie_name, self.gate.cookies[right], bool(self.config.tls_key)
+        name, cookie, secure = (
+            self.gate.cookie_name,
+            self.gate.cookies[right],
+            bool(self.config.tls_key),
+        )
         answer.set_cookie(name, cookie, httponly=True, samesite="Strict", path="/", secure=secure)
         return answer
 
@@ -152,7 +184,7 @@ class Console:
         host = request.headers.get("Host", "")
         response.headers.update(self.gate.headers(host if self.gate.knows_host(host) else ""))
 
-    # ------------------------------------------------------------------------------------------------------- answers
+    # -------------------------------------------------------------------------------------- answers
     async def _page(self, request: web.Request) -> web.StreamResponse:
         return self._static("index.html")
 
@@ -170,7 +202,11 @@ class Console:
         if self.gate.right_of_cookie(request.cookies) != FULL:
             return _refusal(403, "This link is for watching alone.")
         done = self.hub.estop()
-        return web.Response(status=204) if done else _refusal(503, "The supervisor is gone: use the arm's own button.")
+        return (
+            web.Response(status=204)
+            if done
+            else _refusal(503, "The supervisor is gone: use the arm's own button.")
+        )
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
         viewer = self.hub.enter(watches=self.gate.right_of_cookie(request.cookies) != FULL)
@@ -209,7 +245,9 @@ class Console:
         while not answer.closed:
             data = await viewer.out.next()
             try:
-                sending = answer.send_str(data) if isinstance(data, str) else answer.send_bytes(data)
+                sending = (
+                    answer.send_str(data) if isinstance(data, str) else answer.send_bytes(data)
+                )
                 await asyncio.wait_for(sending, STUCK_S)
             except (asyncio.TimeoutError, ConnectionError, RuntimeError):
                 self.hub.leave(viewer)
@@ -231,11 +269,14 @@ async def serve(console: Console, announce: Callable[[str], None], stop: asyncio
 
 
 def run(
-    config: ConsoleConfig, connection: socket.socket, pictures: Pictures, announce: Callable[[str], None],
+    config: ConsoleConfig,
+    connection: socket.socket,
+    pictures: Pictures,
+    announce: Callable[[str], None],
     facts: Facts | None = None,
-) -> None:  # fmt: skip
-    """The body of the console's process: ``connection`` leads to the supervisor, ``announce`` gets the addresses to open, a
-    line each: of those who may do all, and of those who may watch.
+) -> None:
+    """The body of the console's process: ``connection`` leads to the supervisor, ``announce`` gets
+    the addresses to open, a line each: of those who may do all, and of those who may watch.
 
     Ends with the supervisor, or on SIGTERM and Ctrl-C.
     """

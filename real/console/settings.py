@@ -20,8 +20,9 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page shows of the session besides what the supervisor says: the ``tasks`` that an operator may choose from
-    (none: somebody else chooses), as `real.tasks.Task.text`; the ``checkpoint`` of its policy, "" without one."""
+    """What a page shows of the session besides what the supervisor says: the ``tasks`` that an
+    operator may choose from (none: somebody else chooses), as `real.tasks.Task.text`; the
+    ``checkpoint`` of its policy, "" without one."""
 
     tasks: tuple[str, ...] = ()
     checkpoint: str = ""
@@ -29,15 +30,18 @@ class Facts:
 
 @dataclass(frozen=True)
 class ConsoleConfig:
-    """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names or addresses a browser
-    may call it. Beyond this machine it speaks TLS alone, with the PEM files ``tls_certificate`` and ``tls_key``.
+    """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names
+    or addresses a browser may call it. Beyond this machine it speaks TLS alone, with the PEM files
+    ``tls_certificate`` and ``tls_key``.
 
-    ``state_hz`` is how often a page hears the state. An input is void ``input_expiry_s`` after the page took it, and what
-    was asked for by a control after ``event_age_s``, unless it asks for less motion. An operator whose page is silent for
-    ``silence_s`` loses control, and the session pauses; a page that hears nothing for ``link_silence_s`` locks its controls
-    and says so. ``stale_image_s`` is how old the newest picture may be before the page locks teleoperation. ``quality`` is
-    that of the JPEGs. ``folder`` is the disk whose room is shown (empty: none), ``disk_low_gb`` from where it is a warning.
-    ``end_on_label``: success and failure end the episode.
+    ``state_hz`` is how often a page hears the state. An input is void ``input_expiry_s`` after the
+    page took it, and what was asked for by a control after ``event_age_s``, unless it asks for less
+    motion. An operator whose page is silent for ``silence_s`` loses control, and the session
+    pauses; a page that hears nothing for ``link_silence_s`` locks its controls and says so.
+    ``stale_image_s`` is how old the newest picture may be before the page locks teleoperation.
+    ``quality`` is that of the JPEGs. ``folder`` is the disk whose room is shown (empty: none),
+    ``disk_low_gb`` from where it is a warning. ``end_on_label``: success and failure end the
+    episode.
     """
 
     # address that it listens on
@@ -86,12 +90,16 @@ class ConsoleConfig:
             if not low <= value <= high:
                 raise ConfigError(f"console.{name} is {value}, and {low} to {high} are allowed")
         if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ConfigError("console.tls_certificate and console.tls_key go together: give both PEM files or neither")
+            raise ConfigError(
+                "console.tls_certificate and console.tls_key go together: give both "
+                "PEM files or neither"
+            )
         if not is_loopback(self.host) and not self.tls_key:
             raise ConfigError(
-                f"console.host is {self.host}, which others can reach, and there is no TLS: the token would be readable on "
-                "the network. Set console.tls_certificate and console.tls_key (docs/how_to/real_robots_console.md shows "
-                "how), or leave console.host at 127.0.0.1 and use an SSH tunnel"
+                f"console.host is {self.host}, which others can reach, and there is no TLS: the "
+                "token would be readable on the network. Set console.tls_certificate and "
+                "console.tls_key (docs/how_to/real_robots_console.md shows how), or leave "
+                "console.host at 127.0.0.1 and use an SSH tunnel"
             )
 
     @property

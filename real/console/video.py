@@ -1,7 +1,8 @@
 """Pictures for a page: a head of 24 bytes, then a JPEG.
 
-Big-endian: "V", version 1, camera (place in the list of cameras), 0; picture number (u32); capture (f64, seconds of the
-server's monotonic clock); height and width (u16); four bytes of nothing, so that numbers are aligned.
+Big-endian: "V", version 1, camera (place in the list of cameras), 0; picture number (u32); capture
+(f64, seconds of the server's monotonic clock); height and width (u16); four bytes of nothing, so
+that numbers are aligned.
 """
 
 from __future__ import annotations

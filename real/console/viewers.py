@@ -1,7 +1,7 @@
 """One open page: what it may still send, and what waits to be sent to it.
 
-Nothing is queued for a page that reads slowly: of the state and of every camera's picture only the newest waits, and a
-picture is sent only while fewer than `WINDOW` are unacknowledged.
+Nothing is queued for a page that reads slowly: of the state and of every camera's picture only the
+newest waits, and a picture is sent only while fewer than `WINDOW` are unacknowledged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _URGENT = 64  # answers that wait; a page that does not read that many is gone a
 
 
 class Outbox:
-    """Urgent texts in order, then the newest state, then the newest picture of each camera, least recently sent first."""
+    """Urgent texts in order, then the newest state, then the newest picture of each camera,
+    least recently sent first."""
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
@@ -82,8 +83,8 @@ class Outbox:
 
 
 class Viewer:
-    """``name`` is what others are told of this page, ``nonce`` what its messages must repeat; it may do nothing but watch
-    where it ``watches``."""
+    """``name`` is what others are told of this page, ``nonce`` what its messages must repeat; it
+    may do nothing but watch where it ``watches``."""
 
     def __init__(self, number: int, clock: Callable[[], float], watches: bool = False):
         self.name, self.watches = f"page {number}", watches
@@ -95,7 +96,8 @@ class Viewer:
         self.flooding = False
         self._n = -1
         self._patience = Rate(FLOOD[1], FLOOD[0], clock)
-        # a page says 30 inputs, 30 acknowledgements for each of a few cameras and some beats a second
+        # a page says 30 inputs, 30 acknowledgements for each of a few cameras and some beats a
+        # second
         self._all = Rate(300, 150, clock)
         self._inputs, self._events = Rate(70, 35, clock), Rate(12, 12, clock)
         self._stop = Rate(20, 5, clock)
@@ -105,7 +107,8 @@ class Viewer:
         self.flooding = self.flooding or not self._patience.allow()
 
     def newer(self, n: int) -> bool:
-        """True where ``n`` is above all before: no replay of this connection's own messages either."""
+        """True where ``n`` is above all before: no replay of this connection's own messages
+        either."""
         if n <= self._n:
             return False
         self._n = n

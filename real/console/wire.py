@@ -1,7 +1,8 @@
-"""What a page may say: small JSON objects of five kinds, each with its fields, types and ranges, and nothing else.
+"""What a page may say: small JSON objects of five kinds, each with its fields, types and ranges,
+and nothing else.
 
-Every message repeats the connection's nonce (what was recorded from another connection is refused), counts ``n`` up, and
-carries the page's clock ``t`` in seconds.
+Every message repeats the connection's nonce (what was recorded from another connection is refused),
+counts ``n`` up, and carries the page's clock ``t`` in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ AXES, MAX_KEYS, MAX_KEY, MAX_VALUE = 6, 16, 24, 200
 STOPS = ("pause", "stop", "estop")
 FOR_ALL = (*STOPS, "note")  # events that a viewer without control may ask for
 FOR_HOLDER = (
-    *("arm", "disarm", "start", "takeover", "release", "hand_back", "reset", "reset_done", "end", "redo"),
+    *(
+        "arm",
+        "disarm",
+        "start",
+        "takeover",
+        "release",
+        "hand_back",
+        "reset",
+        "reset_done",
+        "end",
+        "redo",
+    ),
     *("estop_clear", "ack", "full_speed", "label", "task"),
 )
 
@@ -44,7 +56,8 @@ class PageInput(Head):
 
 @dataclass(frozen=True)
 class PageBeat(Head):
-    """``echo`` is the newest server stamp that the page has seen, ``seen_at`` when it saw it, on its own clock."""
+    """``echo`` is the newest server stamp that the page has seen, ``seen_at`` when it saw it, on
+    its own clock."""
 
     echo: float
     seen_at: float
@@ -78,7 +91,8 @@ PageMessage = PageInput | PageBeat | PageEvent | PageControl | PageSeen
 
 
 def _number(value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN is in no range
+    # NaN is in no range
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise PageError(f"a number is {str(value)[:20]}, and {low:g} to {high:g} are allowed")
     return float(value)
 
@@ -96,7 +110,11 @@ def _truth(value: Any) -> bool:
 
 
 def _text(value: Any, longest: int) -> str:
-    if not isinstance(value, str) or len(value) > longest or not all(c.isprintable() for c in value):
+    if (
+        not isinstance(value, str)
+        or len(value) > longest
+        or not all(c.isprintable() for c in value)
+    ):
         raise PageError(f"no printable text of at most {longest} characters")
     return value
 
@@ -121,7 +139,14 @@ def _input(d: dict[str, Any]) -> PageInput:
     if len(axes) != AXES:
         raise PageError(f"{len(axes)} axes, and {AXES} are needed")
     keys = tuple(_text(x, MAX_KEY) for x in _list(d["keys"], MAX_KEYS))
-    return PageInput(_whole(d["n"]), _number(d["t"], 0, _CLOCK), _truth(d["d"]), axes, _number(d["g"], -1, 1), keys)
+    return PageInput(
+        _whole(d["n"]),
+        _number(d["t"], 0, _CLOCK),
+        _truth(d["d"]),
+        axes,
+        _number(d["g"], -1, 1),
+        keys,
+    )
 
 
 def _beat(d: dict[str, Any]) -> PageBeat:
@@ -132,20 +157,29 @@ def _beat(d: dict[str, Any]) -> PageBeat:
 def _event(d: dict[str, Any]) -> PageEvent:
     name = _one_of(d["name"], FOR_ALL + FOR_HOLDER)
     return PageEvent(
-        _whole(d["n"]), _number(d["t"], 0, _CLOCK), name, _text(d["value"], MAX_VALUE), _number(d["at"], 0, _CLOCK)
+        _whole(d["n"]),
+        _number(d["t"], 0, _CLOCK),
+        name,
+        _text(d["value"], MAX_VALUE),
+        _number(d["at"], 0, _CLOCK),
     )
 
 
 def _control(d: dict[str, Any]) -> PageControl:
     ask = _one_of(d["ask"], ("request", "release"))
-    return PageControl(_whole(d["n"]), _number(d["t"], 0, _CLOCK), ask, _truth(d["force"]), _text(d["who"], 24))
+    return PageControl(
+        _whole(d["n"]), _number(d["t"], 0, _CLOCK), ask, _truth(d["force"]), _text(d["who"], 24)
+    )
 
 
 def _seen(d: dict[str, Any]) -> PageSeen:
-    return PageSeen(_whole(d["n"]), _number(d["t"], 0, _CLOCK), _whole(d["camera"], 64), _whole(d["number"]))
+    return PageSeen(
+        _whole(d["n"]), _number(d["t"], 0, _CLOCK), _whole(d["camera"], 64), _whole(d["number"])
+    )
 
 
-_KINDS: dict[str, tuple[Callable[[dict[str, Any]], PageMessage], set[str]]] = {  # how to read it, and its own fields
+# how to read it, and its own fields
+_KINDS: dict[str, tuple[Callable[[dict[str, Any]], PageMessage], set[str]]] = {
     "input": (_input, {"d", "a", "g", "keys"}),
     "beat": (_beat, {"echo", "seen"}),
     "event": (_event, {"name", "value", "at"}),
@@ -162,7 +196,11 @@ def parse(text: str, nonce: str) -> PageMessage:
         found = json.loads(text, parse_constant=lambda word: math.nan)
     except (ValueError, RecursionError):
         raise PageError("no JSON") from None
-    if not isinstance(found, dict) or not isinstance(found.get("k"), str) or found["k"] not in _KINDS:
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("k"), str)
+        or found["k"] not in _KINDS
+    ):
         raise PageError("of no known kind")
     build, fields = _KINDS[found["k"]]
     if set(found) != fields | {"k", "c", "n", "t"}:

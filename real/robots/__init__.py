@@ -1,1 +1,2 @@
-"""Arms behind one Protocol (`real.robots.protocol.Robot`): a fake one, a simulated one, lerobot's."""
+"""Arms behind one Protocol (`real.robots.protocol.Robot`): a fake one, a simulated one,
+lerobot's."""

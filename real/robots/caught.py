@@ -1,4 +1,5 @@
-"""A driver that may raise and report anything, as a `Robot` that raises `RobotLost` alone and reports what can be."""
+"""A driver that may raise and report anything, as a `Robot` that raises `RobotLost` alone and
+reports what can be."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from vla_rl.errors import ConfigError, UserError, first_line
 
 
 class Caught:
-    """``robot`` behind this. `stop` answers False where the driver raised, so that who asked asks again."""
+    """``robot`` behind this. `stop` answers False where the driver raised, so that who asked
+    asks again."""
 
     def __init__(self, robot: Robot):
         self.robot = robot
@@ -31,7 +33,8 @@ class Caught:
         _opened(self.name, self.robot.connect)
 
     def observe(self) -> Measured:
-        """In arrays of its own. Raises `RobotLost` for whatever the gate, a policy or the record could not use."""
+        """In arrays of its own. Raises `RobotLost` for whatever the gate, a policy or the record
+        could not use."""
         return self._call(lambda: self._checked(self.robot.observe()))  # type: ignore[no-any-return]
 
     def _checked(self, measured: Any) -> Measured:
@@ -53,12 +56,22 @@ class Caught:
         }
         for name, allowed in shapes.items():
             if x[name] is not None and x[name].shape not in allowed:
-                raise RobotLost(f"{self.name} reports {name} of shape {list(x[name].shape)} instead of {list(allowed[0])}")
+                raise RobotLost(
+                    f"{self.name} reports {name} of shape {list(x[name].shape)} instead "
+                    f"of {list(allowed[0])}"
+                )
         if hand and abs(float(np.linalg.norm(x["quaternion"])) - 1.0) > UNIT:
-            raise RobotLost(f"{self.name} reports the quaternion {x['quaternion'].tolist()}, whose length is not 1")
+            raise RobotLost(
+                f"{self.name} reports the quaternion {x['quaternion'].tolist()}, whose "
+                "length is not 1"
+            )
         errors: Any = measured.errors
-        if not isinstance(errors, tuple | list) or not all(isinstance(error, str) for error in errors):
-            raise RobotLost(f"{self.name} reports errors={_short(errors)}, and a tuple of names is meant")
+        if not isinstance(errors, tuple | list) or not all(
+            isinstance(error, str) for error in errors
+        ):
+            raise RobotLost(
+                f"{self.name} reports errors={_short(errors)}, and a tuple of names is meant"
+            )
         self._widths = {"joints": joints, "proprio": x["proprio"].size}
         x |= {name: float(x[name]) for name in ("gripper", "stamp")}
         return dataclasses.replace(measured, **x, errors=tuple(errors))
@@ -70,13 +83,19 @@ class Caught:
         found = np.array(value)
         if found.dtype.kind not in "fiu" and found.size:
             raise RobotLost(f"{self.name} reports {name}={_short(value)}, and numbers are meant")
-        if not (np.abs(found := found.astype(float)) < MOST[name]).all():  # (NaN is not below it either)
-            worst = "numbers that are not finite" if not np.isfinite(found).all() else f"more than {MOST[name]:g}"
+        # (NaN is not below it either)
+        if not (np.abs(found := found.astype(float)) < MOST[name]).all():
+            worst = (
+                "numbers that are not finite"
+                if not np.isfinite(found).all()
+                else f"more than {MOST[name]:g}"
+            )
             raise RobotLost(f"{self.name} reports {name}={_short(value)}: {worst}")
         return found
 
     def _joints(self, found: int) -> int:
-        """How many joints it has to report: as many as it is limited in, or commanded by, or had before."""
+        """How many joints it has to report: as many as it is limited in, or commanded by, or had
+        before."""
         if self.limits.joint_low:
             return len(self.limits.joint_low)
         if self.capabilities.kind == "joints":
@@ -106,14 +125,21 @@ class Caught:
         return self._call(lambda: self._seen(self.robot.pictures()))  # type: ignore[attr-defined, no-any-return]
 
     def _seen(self, pictures: Any) -> list[Picture]:
-        if not isinstance(pictures, tuple | list) or not all(isinstance(p, Picture) for p in pictures):
+        if not isinstance(pictures, tuple | list) or not all(
+            isinstance(p, Picture) for p in pictures
+        ):
             raise RobotLost(f"{self.name} reports {_short(pictures)} instead of a list of pictures")
         for p in pictures:
             image: Any = p.image
             if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
-                raise RobotLost(f"{self.name} reports a picture of {p.camera} that is no uint8 [H W 3]")
+                raise RobotLost(
+                    f"{self.name} reports a picture of {p.camera} that is no uint8 [H W 3]"
+                )
             if image.shape != (size := self._sizes.setdefault(p.camera, image.shape)):
-                raise RobotLost(f"{self.name} reports a picture of {p.camera} of {image.shape}, and it had {size}")
+                raise RobotLost(
+                    f"{self.name} reports a picture of {p.camera} of {image.shape}, and "
+                    f"it had {size}"
+                )
         return list(pictures)
 
     def close(self) -> None:
@@ -126,7 +152,9 @@ class Caught:
         except RobotLost:
             raise
         except Exception as error:
-            raise RobotLost(f"the driver of {self.name} failed: {type(error).__name__}: {first_line(error)}") from error
+            raise RobotLost(
+                f"the driver of {self.name} failed: {type(error).__name__}: {first_line(error)}"
+            ) from error
 
 
 def _short(value: Any) -> str:
@@ -149,5 +177,6 @@ def _opened(what: str, function: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{what} cannot be opened: {type(error).__name__}: {first_line(error)}. Check robot.options, its port and power"
+            f"{what} cannot be opened: {type(error).__name__}: {first_line(error)}. Check "
+            "robot.options, its port and power"
         ) from error

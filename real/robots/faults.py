@@ -1,4 +1,5 @@
-"""What goes wrong with a simulated arm: steady defects, and a script of faults by time. All of it is seeded."""
+"""What goes wrong with a simulated arm: steady defects, and a script of faults by time. All of
+it is seeded."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ FAULTS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """``name`` is one of `FAULTS`, from ``at`` seconds after the start on, for ``seconds``; ``camera`` "" means all."""
+    """``name`` is one of `FAULTS`, from ``at`` seconds after the start on, for ``seconds``;
+    ``camera`` "" means all."""
 
     name: str
     at: float
@@ -44,7 +46,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Defects:
-    """What is always so. Seconds; ``drift`` is seconds per second; ``watchdog_s`` 0: the arm keeps its last target."""
+    """What is always so. Seconds; ``drift`` is seconds per second; ``watchdog_s`` 0: the arm
+    keeps its last target."""
 
     observation_latency: float = 0.0
     command_latency: float = 0.0

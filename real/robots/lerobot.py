@@ -1,9 +1,11 @@
-"""Any robot that is registered with lerobot, third-party ones too, as a `Robot` that is commanded by joints.
+"""Any robot that is registered with lerobot, third-party ones too, as a `Robot` that is commanded
+by joints.
 
-lerobot brings torch along and its calls block while a bus is read, so this runs in the arm's own process
-(`real.robots.server` with ``driver``), never in the supervisor's. Units and ends of a joint are what its motor is set to
-and calibrated for: degrees, or shares of the calibrated range (-100 … 100, or 0 … 100). Servos keep their last target, and
-their torque: lerobot would let go of it as a robot is calibrated, configured, disconnected or forgotten.
+lerobot brings torch along and its calls block while a bus is read, so this runs in the arm's own
+process (`real.robots.server` with ``driver``), never in the supervisor's. Units and ends of a joint
+are what its motor is set to and calibrated for: degrees, or shares of the calibrated range (-100 …
+100, or 0 … 100). Servos keep their last target, and their torque: lerobot would let go of it as a
+robot is calibrated, configured, disconnected or forgotten.
 """
 
 from __future__ import annotations
@@ -24,16 +26,24 @@ from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 _RETRY_S = 0.1  # a read that failed sooner is tried once more: buses lose a packet now and then
-_SHARES = {"range_m100_100": (-100.0, 100.0), "range_0_100": (0.0, 100.0)}  # by lerobot's MotorNormMode
-_SPEEDS = {"joint_speed": 200.0, "joint_acceleration": 2000.0, "joint_jerk": 100_000.0, "joint_step": 20.0}
+# by lerobot's MotorNormMode
+_SHARES = {"range_m100_100": (-100.0, 100.0), "range_0_100": (0.0, 100.0)}
+_SPEEDS = {
+    "joint_speed": 200.0,
+    "joint_acceleration": 2000.0,
+    "joint_jerk": 100_000.0,
+    "joint_step": 20.0,
+}
 
 
 class LeRobotArm:
-    """``type`` is lerobot's name for the robot, ``options`` its config, ``plugins`` modules that register further types.
+    """``type`` is lerobot's name for the robot, ``options`` its config, ``plugins`` modules that
+    register further types.
 
-    ``low`` and ``high`` {joint: number} narrow the ends that its motors have, and are needed of each joint whose motor does
-    not tell its unit. ``speeds`` overrides what the robot can do at most: joint_speed, joint_acceleration, joint_jerk,
-    joint_step, in units per second. What lerobot raises, whatever it is, comes out as `RobotLost`.
+    ``low`` and ``high`` {joint: number} narrow the ends that its motors have, and are needed of
+    each joint whose motor does not tell its unit. ``speeds`` overrides what the robot can do at
+    most: joint_speed, joint_acceleration, joint_jerk, joint_step, in units per second. What lerobot
+    raises, whatever it is, comes out as `RobotLost`.
     """
 
     def __init__(
@@ -56,23 +66,37 @@ class LeRobotArm:
         grippers = [name for name in self.names if "gripper" in name]
         self._gripper = self.names.index(grippers[0]) if grippers else -1
         tuples = {n: s for n, s in self.device.observation_features.items() if isinstance(s, tuple)}
-        shapes = {n: s for n, s in tuples.items() if len(s) == 3 and s[2] == 3}  # (a depth map of lerobot 0.6 has one)
+        # (a depth map of lerobot 0.6 has one)
+        shapes = {n: s for n, s in tuples.items() if len(s) == 3 and s[2] == 3}
         self.embodiment = EmbodimentSpec(
-            name=self.name, action_names=self.names, action_units=units, action_low=bounds[0],
-            action_high=bounds[1], frame="joints", rotation="none", gripper="none", control_hz=control_hz,
-            cameras=tuple(CameraSpec(n, s[0], s[1]) for n, s in shapes.items()), proprio_names=self.names,
-        )  # fmt: skip
+            name=self.name,
+            action_names=self.names,
+            action_units=units,
+            action_low=bounds[0],
+            action_high=bounds[1],
+            frame="joints",
+            rotation="none",
+            gripper="none",
+            control_hz=control_hz,
+            cameras=tuple(CameraSpec(n, s[0], s[1]) for n, s in shapes.items()),
+            proprio_names=self.names,
+        )
         self.capabilities = Capabilities(kind="joints", max_hz=100.0)
-        self.limits = dataclasses.replace(_fastest(speeds or {}), joint_low=bounds[0], joint_high=bounds[1])
+        self.limits = dataclasses.replace(
+            _fastest(speeds or {}), joint_low=bounds[0], joint_high=bounds[1]
+        )
         self._last: Measured | None = None
         self._images: dict[str, np.ndarray] = {}
         self._number = -1
         self._stopped = self._owes_stop = False
 
     def _parts(self) -> dict[str, Any]:
-        """{what the names of its joints begin with: the arm}, of one that has motors, or of the two that it is made of."""
+        """{what the names of its joints begin with: the arm}, of one that has motors, or of the
+        two that it is made of."""
         whole = vars(self.device)
-        sides = {f"{side}_": whole[f"{side}_arm"] for side in ("left", "right") if f"{side}_arm" in whole}
+        sides = {
+            f"{side}_": whole[f"{side}_arm"] for side in ("left", "right") if f"{side}_arm" in whole
+        }
         return sides or {"": self.device}
 
     def connect(self) -> None:
@@ -85,7 +109,8 @@ class LeRobotArm:
             raise
         except Exception as error:  # whatever a vendor's driver raises
             raise ConfigError(
-                f"{self.name} cannot be connected: {first_line(error)}. Check its port, power and cable"
+                f"{self.name} cannot be connected: {first_line(error)}. Check its port, power and "
+                "cable"
             ) from None
         if not self.device.is_calibrated:
             raise self._uncalibrated()
@@ -93,8 +118,9 @@ class LeRobotArm:
     def _uncalibrated(self) -> ConfigError:
         kind = self.name.removeprefix("lerobot_")
         return ConfigError(
-            f"{self.name} is not calibrated, or by another file: support it by hand and run `lerobot-calibrate "
-            f"--robot.type={kind} --robot.port=PORT --robot.id={self._id or 'ID'}`, and give the same id here (robot.id)"
+            f"{self.name} is not calibrated, or by another file: support it by hand and run "
+            f"`lerobot-calibrate --robot.type={kind} --robot.port=PORT "
+            f"--robot.id={self._id or 'ID'}`, and give the same id here (robot.id)"
         )
 
     def observe(self) -> Measured:
@@ -106,14 +132,23 @@ class LeRobotArm:
         self._images = {name: seen[name] for name in self.embodiment.camera_names if name in seen}
         before = self._last
         gap = stamp - before.stamp if before is not None else 0.0
-        velocity = (joints - before.joints) / gap if before is not None and gap > 1e-6 else np.zeros(len(joints))
+        velocity = (
+            (joints - before.joints) / gap
+            if before is not None and gap > 1e-6
+            else np.zeros(len(joints))
+        )
         opening = 0.0
         if self._gripper >= 0:
-            low, high = (self.limits.joint_low[self._gripper], self.limits.joint_high[self._gripper])
+            low, high = (
+                self.limits.joint_low[self._gripper],
+                self.limits.joint_high[self._gripper],
+            )
             opening = float(np.clip((joints[self._gripper] - low) / (high - low), 0.0, 1.0))
         none = np.empty(0)
         errors = ("stopped",) if self._stopped else ()
-        self._last = Measured(stamp, none, none, joints, velocity, opening, none, joints, None, errors)
+        self._last = Measured(
+            stamp, none, none, joints, velocity, opening, none, joints, None, errors
+        )
         return self._last
 
     def command(self, reference: Reference) -> None:
@@ -140,13 +175,15 @@ class LeRobotArm:
         self._stopped = self._owes_stop = False
 
     def pictures(self) -> list[Picture]:
-        """What came with the last observation. lerobot tells neither frame numbers nor when a picture was taken."""
+        """What came with the last observation. lerobot tells neither frame numbers nor when a
+        picture was taken."""
         self._number += bool(self._images)
         stamp = self._last.stamp if self._last is not None else self.clock()
         return [Picture(name, self._number, stamp, image) for name, image in self._images.items()]
 
     def close(self) -> None:
-        """Its motors keep holding: only a person lets go of an arm, by its switch or lerobot's own tools."""
+        """Its motors keep holding: only a person lets go of an arm, by its switch or lerobot's
+        own tools."""
         with contextlib.suppress(RobotLost):
             self.hold()
         with contextlib.suppress(Exception):
@@ -157,7 +194,8 @@ class LeRobotArm:
         self._call(lambda: self.device.send_action(action))
 
     def _read(self) -> tuple[dict[str, Any], np.ndarray]:
-        """All that the robot says, and its joints in it. A bus may lose a packet: asked once more where that was quick."""
+        """All that the robot says, and its joints in it. A bus may lose a packet: asked once
+        more where that was quick."""
         began = time.monotonic()
         try:
             seen = self.device.get_observation()
@@ -174,7 +212,9 @@ class LeRobotArm:
         try:
             return function()
         except Exception as error:  # a corrupted packet is an IndexError of a vendor's SDK
-            raise RobotLost(f"{self.name} does not answer: {type(error).__name__}: {first_line(error)}") from None
+            raise RobotLost(
+                f"{self.name} does not answer: {type(error).__name__}: {first_line(error)}"
+            ) from None
 
 
 def _fastest(speeds: Mapping[str, float]) -> Limits:
@@ -183,7 +223,9 @@ def _fastest(speeds: Mapping[str, float]) -> Limits:
         raise ConfigError(f"robot.options.speeds has {wrong[0]!r}: use {', '.join(_SPEEDS)}")
     values: dict[str, Any] = {name: float(value) for name, value in {**_SPEEDS, **speeds}.items()}
     if wrong := [name for name, value in values.items() if not 0.0 < value < np.inf]:
-        raise ConfigError(f"robot.options.speeds.{wrong[0]}={values[wrong[0]]}: give a number above 0")
+        raise ConfigError(
+            f"robot.options.speeds.{wrong[0]}={values[wrong[0]]}: give a number above 0"
+        )
     return Limits(**values)
 
 
@@ -194,24 +236,37 @@ def _device(kind: str, options: Mapping[str, Any], plugins: tuple[str, ...]) -> 
 
 
 def _ends(
-    robot: str, names: tuple[str, ...], parts: Mapping[str, Any], low: Mapping[str, float], high: Mapping[str, float]
+    robot: str,
+    names: tuple[str, ...],
+    parts: Mapping[str, Any],
+    low: Mapping[str, float],
+    high: Mapping[str, float],
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]]:
-    """Unit, low and high end of each joint: its motor's, narrowed by ``low`` and ``high``. Raises `ConfigError`."""
-    told = {f"{prefix}{name}.pos": end for prefix, part in parts.items() for name, end in _motor_ends(part)}
+    """Unit, low and high end of each joint: its motor's, narrowed by ``low`` and ``high``.
+    Raises `ConfigError`."""
+    told = {
+        f"{prefix}{name}.pos": end
+        for prefix, part in parts.items()
+        for name, end in _motor_ends(part)
+    }
     if unknown := [name for name in (*low, *high) if name not in names]:
-        raise ConfigError(f"robot.options.low or high has {unknown[0]!r}, and {robot} takes {', '.join(names)}")
+        raise ConfigError(
+            f"robot.options.low or high has {unknown[0]!r}, and {robot} takes {', '.join(names)}"
+        )
     found = []
     for name in names:
         if name not in told and not (name in low and name in high):
             raise ConfigError(
-                f"{robot} does not tell the unit of {name}: give both of its ends, robot.options.low and high, in that unit"
+                f"{robot} does not tell the unit of {name}: give both of its ends, "
+                "robot.options.low and high, in that unit"
             )
         unit, least, most = told.get(name, ("lerobot", -np.inf, np.inf))
         ends = float(low.get(name, least)), float(high.get(name, most))
         if not (least <= ends[0] < ends[1] <= most and np.isfinite(ends).all()):
             raise ConfigError(
-                f"robot.options.low and high of {name} are {ends[0]:g} and {ends[1]:g}, and its motor goes from {least:g} "
-                f"to {most:g} {unit}: give finite ends within, the low one below the high"
+                f"robot.options.low and high of {name} are {ends[0]:g} and {ends[1]:g}, and its "
+                f"motor goes from {least:g} to {most:g} {unit}: give finite ends within, the low "
+                "one below the high"
             )
         found.append((unit, *ends))
     units, lows, highs = zip(*found)
@@ -221,8 +276,9 @@ def _ends(
 def _motor_ends(part: Any) -> Iterator[tuple[str, tuple[str, float, float]]]:
     """(motor, (unit, low, high)) of an arm whose bus says what its motors count in.
 
-    In degrees the ends are ± half of the calibrated range (lerobot's `MotorsBus._normalize`: 0 is its middle, 360° are
-    resolution - 1 steps), or of a whole turn while there is no calibration: `connect` refuses such an arm.
+    In degrees the ends are ± half of the calibrated range (lerobot's `MotorsBus._normalize`: 0 is
+    its middle, 360° are resolution - 1 steps), or of a whole turn while there is no calibration:
+    `connect` refuses such an arm.
     """
     bus = vars(part).get("bus")
     for name, motor in () if bus is None else bus.motors.items():
@@ -248,7 +304,8 @@ def _keep_torque(part: Any) -> None:
 
 
 class _Configure:
-    """An arm's ``configure``, which lets go of the torque while it writes: left out of an arm that holds already."""
+    """An arm's ``configure``, which lets go of the torque while it writes: left out of an arm
+    that holds already."""
 
     def __init__(self, part: Any, own: Callable[[], None], uncalibrated: Callable[[], ConfigError]):
         self._part, self._own, self._uncalibrated = part, own, uncalibrated
@@ -259,8 +316,8 @@ class _Configure:
         holding = self._holding()
         if any(holding) and not all(holding):
             raise ConfigError(
-                f"{sum(holding)} of the arm's {len(holding)} motors hold, the others are limp: support it, switch its power "
-                "off and on again, and start anew"
+                f"{sum(holding)} of the arm's {len(holding)} motors hold, the others are limp: "
+                "support it, switch its power off and on again, and start anew"
             )
         if not any(holding):
             self._own()

@@ -1,7 +1,8 @@
 """What the supervisor needs of an arm.
 
-Positions are in metres, quaternions w x y z, both in the robot's base frame; a robot that is commanded by joints uses its
-own units. Every call returns at once: `command` sets a target that the robot's own controller tracks.
+Positions are in metres, quaternions w x y z, both in the robot's base frame; a robot that is
+commanded by joints uses its own units. Every call returns at once: `command` sets a target that the
+robot's own controller tracks.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ class RobotLost(UserError):
 class Measured:
     """What the robot says of itself. ``stamp`` is when it was measured, on this machine's clock.
 
-    ``position`` [3] and ``quaternion`` [4] of the hand (empty where it has no kinematics), ``joints`` [n] and
-    ``joint_velocity`` [n] (empty: not told), ``gripper`` its opening 0 … 1, ``wrench`` [6] force and torque *on* the hand
-    (empty: no sensor), ``proprio`` [p] what a policy reads, ``jacobian`` [6 n] of the hand, or None. ``errors`` are what
-    stops it until somebody clears them: a reflex, an e-stop, power.
+    ``position`` [3] and ``quaternion`` [4] of the hand (empty where it has no kinematics),
+    ``joints`` [n] and ``joint_velocity`` [n] (empty: not told), ``gripper`` its opening 0 … 1,
+    ``wrench`` [6] force and torque *on* the hand (empty: no sensor), ``proprio`` [p] what a policy
+    reads, ``jacobian`` [6 n] of the hand, or None. ``errors`` are what stops it until somebody
+    clears them: a reflex, an e-stop, power.
     """
 
     stamp: float
@@ -46,16 +48,24 @@ class Measured:
 _FAR = 100.0  # m from its base, where no arm's hand is
 _ABSURD = 1e6  # no arm's radians, degrees or newtons
 MOST = {
-    "position": _FAR, "quaternion": _ABSURD, "joints": _ABSURD, "joint_velocity": _ABSURD, "wrench": _ABSURD,
-    "proprio": 1e9, "jacobian": _ABSURD, "gripper": _ABSURD, "stamp": math.inf,
-}  # fmt: skip
+    "position": _FAR,
+    "quaternion": _ABSURD,
+    "joints": _ABSURD,
+    "joint_velocity": _ABSURD,
+    "wrench": _ABSURD,
+    "proprio": 1e9,
+    "jacobian": _ABSURD,
+    "gripper": _ABSURD,
+    "stamp": math.inf,
+}
 """What no number of a `Measured` reaches, by its field."""
 UNIT = 0.01  # by which a quaternion's length may differ from 1
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One target: a pose (``position`` [3], ``quaternion`` [4]) or ``joints`` [n]; ``gripper`` in [-1, 1], 1 closes."""
+    """One target: a pose (``position`` [3], ``quaternion`` [4]) or ``joints`` [n]; ``gripper``
+    in [-1, 1], 1 closes."""
 
     gripper: float
     position: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -63,20 +73,27 @@ class Reference:
     joints: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def vector(self) -> tuple[float, ...]:
-        """position, quaternion, joints, gripper: what there is of them, as `State.reference` and the robot's log hold it."""
-        return (*self.position.tolist(), *self.quaternion.tolist(), *self.joints.tolist(), float(self.gripper))
+        """position, quaternion, joints, gripper: what there is of them, as `State.reference` and
+        the robot's log hold it."""
+        return (
+            *self.position.tolist(),
+            *self.quaternion.tolist(),
+            *self.joints.tolist(),
+            float(self.gripper),
+        )
 
 
 @dataclass(frozen=True)
 class Capabilities:
     """``kind`` of command: "cartesian" or "joints".
 
-    ``gain`` (1/s): an arm under impedance control moves at about ``gain`` times the distance to its target, which therefore
-    lies ahead of it; 0 is an arm that follows its target closely. ``holds``: `hold` brakes and keeps the pose by itself;
-    where it does not, the supervisor ramps the target down. ``watchdog_s``: it stops by itself after that silence (0:
-    never, so a guard is needed). ``force``: it measures forces. ``resets``: `Resettable` works. ``stopper`` is how a guard
-    in another process stops it: "module:function" and a text for that function, or empty where nothing but the supervisor
-    can.
+    ``gain`` (1/s): an arm under impedance control moves at about ``gain`` times the distance to its
+    target, which therefore lies ahead of it; 0 is an arm that follows its target closely.
+    ``holds``: `hold` brakes and keeps the pose by itself; where it does not, the supervisor ramps
+    the target down. ``watchdog_s``: it stops by itself after that silence (0: never, so a guard is
+    needed). ``force``: it measures forces. ``resets``: `Resettable` works. ``stopper`` is how a
+    guard in another process stops it: "module:function" and a text for that function, or empty
+    where nothing but the supervisor can.
     """
 
     kind: str = "cartesian"
@@ -90,7 +107,8 @@ class Capabilities:
 
 
 class Robot(Protocol):
-    """An arm. ``embodiment`` says what a policy's actions and observations mean, ``limits`` are the robot's own."""
+    """An arm. ``embodiment`` says what a policy's actions and observations mean, ``limits`` are
+    the robot's own."""
 
     name: str
     embodiment: EmbodimentSpec
@@ -114,12 +132,13 @@ class Robot(Protocol):
         ...
 
     def stop(self) -> bool:
-        """Stop at once, whatever it costs; what comes later is ignored until `clear`. False where the arm did not take it:
-        then every `observe` tries again. Never raises."""
+        """Stop at once, whatever it costs; what comes later is ignored until `clear`. False where
+        the arm did not take it: then every `observe` tries again. Never raises."""
         ...
 
     def clear(self) -> None:
-        """Clear ``errors`` after a person asked for it; never called by itself. Raises `RobotLost`."""
+        """Clear ``errors`` after a person asked for it; never called by itself. Raises
+        `RobotLost`."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ STOP_S = 0.2  # that the arm's process has to confirm a guard's stop
 
 
 class RemoteRobot:
-    """Connects to the socket ``address``. ``frames`` collects what its cameras say, until somebody takes it."""
+    """Connects to the socket ``address``. ``frames`` collects what its cameras say, until
+    somebody takes it."""
 
     def __init__(self, address: str):
         self.address, self.frames = address, []  # type: str, list[list[Any]]
@@ -32,7 +33,9 @@ class RemoteRobot:
         self._socket, about = described(self.address)
         self.embodiment = EmbodimentSpec.from_dict(about["embodiment"])
         self.name = self.embodiment.name
-        self.capabilities = Capabilities(**about["capabilities"] | {"stopper": tuple(about["capabilities"]["stopper"])})
+        self.capabilities = Capabilities(
+            **about["capabilities"] | {"stopper": tuple(about["capabilities"]["stopper"])}
+        )
         self.limits = _limits(about["limits"])
         self._socket.setblocking(False)
 
@@ -99,7 +102,8 @@ class RemoteRobot:
             self._put(message)
 
     def _put(self, message: list[Any]) -> bool:
-        """False where it does not read: its watchdog or the guard will stop it, and its state turns stale here."""
+        """False where it does not read: its watchdog or the guard will stop it, and its state
+        turns stale here."""
         try:
             self._socket.send(msgpack.packb(message))
         except BlockingIOError:
@@ -115,7 +119,8 @@ class RemoteRobot:
 
 
 class Judge:
-    """What a simulated arm says of its episodes besides its measurements, for the label with source "simulator".
+    """What a simulated arm says of its episodes besides its measurements, for the label with source
+    "simulator".
 
     ``tasks`` are those of its world; empty for a driver's arm, which says nothing.
     """
@@ -126,7 +131,8 @@ class Judge:
         self._socket.setblocking(False)
 
     def news(self) -> list[str]:
-        """ "began" for each new start state, "success" once per episode, in order. Raises `RobotLost`."""
+        """ "began" for each new start state, "success" once per episode, in order. Raises
+        `RobotLost`."""
         found: list[str] = []
         while True:
             try:
@@ -146,14 +152,16 @@ class Judge:
 
 
 def inject(address: str, name: str, seconds: float, value: float = 0.0) -> None:
-    """Let a defect of `real.robots.faults.FAULTS` strike the simulated arm at ``address`` now. Raises `RobotLost`."""
+    """Let a defect of `real.robots.faults.FAULTS` strike the simulated arm at ``address`` now.
+    Raises `RobotLost`."""
     with _open(address) as link:
         link.send(msgpack.packb(["inject", name, seconds, value]))
 
 
 def stop_arm(address: str) -> None:
-    """A guard's way: connect, stop, wait until the arm's process says that it was. Raises `RobotLost` where that is gone,
-    and OSError where it does not say so within `STOP_S`: call it again."""
+    """A guard's way: connect, stop, wait until the arm's process says that it was. Raises
+    `RobotLost` where that is gone, and OSError where it does not say so within `STOP_S`: call it
+    again."""
     deadline = time.monotonic() + STOP_S
     with _open(address) as link:
         link.settimeout(STOP_S)
@@ -186,14 +194,35 @@ def _open(address: str) -> socket.socket:
 
 def _measured(values: list[Any]) -> Measured:
     stamp, *arrays, jacobian, gripper, errors = values
-    position, quaternion, joints, velocity, wrench, proprio = (np.array(a, dtype=float) for a in arrays)
+    position, quaternion, joints, velocity, wrench, proprio = (
+        np.array(a, dtype=float) for a in arrays
+    )
     shaped = np.array(jacobian, dtype=float).reshape(6, -1) if jacobian is not None else None
-    return Measured(stamp, position, quaternion, joints, velocity, gripper, wrench, proprio, shaped, tuple(errors))
+    return Measured(
+        stamp,
+        position,
+        quaternion,
+        joints,
+        velocity,
+        gripper,
+        wrench,
+        proprio,
+        shaped,
+        tuple(errors),
+    )
 
 
 def _limits(values: dict[str, Any]) -> Limits:
     def box(x: Any) -> Box | None:
         return Box(tuple(x["low"]), tuple(x["high"])) if x else None
 
-    tuples = {name: tuple(value) for name, value in values.items() if name.startswith("joint_") and isinstance(value, list)}
-    return Limits(**values | tuples | {"box": box(values["box"]), "keep_out": tuple(box(b) for b in values["keep_out"])})
+    tuples = {
+        name: tuple(value)
+        for name, value in values.items()
+        if name.startswith("joint_") and isinstance(value, list)
+    }
+    return Limits(
+        **values
+        | tuples
+        | {"box": box(values["box"]), "keep_out": tuple(box(b) for b in values["keep_out"])}
+    )

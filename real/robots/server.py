@@ -1,9 +1,11 @@
 """An arm in a process of its own, on the wall clock: ``python -m real.robots.server CONFIG.json``.
 
-A simulated one (``world``), or a driver whose calls block or import too much for the supervisor (``driver``).
+A simulated one (``world``), or a driver whose calls block or import too much for the supervisor
+(``driver``).
 
-As with a real arm, whoever drives it may die: the arm goes on by its own rules. Every client gets its measurements; any may
-command (the supervisor) or stop it (a guard). What it physically did is appended to ``log`` as lines of text.
+As with a real arm, whoever drives it may die: the arm goes on by its own rules. Every client gets
+its measurements; any may command (the supervisor) or stop it (a guard). What it physically did is
+appended to ``log`` as lines of text.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from real.robots.world import Coach
 from real.scheduling import ORPHANED, Deadlines, freeze_garbage, orphaned, own_config
 from vla_rl.errors import ConfigError, UserError
 
-SILENCE_S = 0.3  # of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of its own
+# of the supervisor, after which a driver's arm is stopped; a simulated one may have a watchdog of
+# its own
+SILENCE_S = 0.3
 ORPHAN_S = 5.0  # that the supervisor has, after the launcher's end, to bring the arm to rest
 MOVES = ("command", "hold")
 VOIDS = ("stop", "clear", "begin")  # what was asked for before them is void
@@ -42,17 +46,19 @@ FAILED = "driver error"  # of an arm whose driver raised something
 
 
 class ArmServer:
-    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name, or empty), and
-    camera_device ("realsense": pictures go through a software device of that SDK).
+    """``config``: socket, world, options, defects (with a script), hz, camera_hz, log (a file name,
+    or empty), and camera_device ("realsense": pictures go through a software device of that SDK).
 
-    Or ``driver`` "module:Class" of a `Robot` with its options; it is stopped after ``SILENCE_S`` without a command.
+    Or ``driver`` "module:Class" of a `Robot` with its options; it is stopped after ``SILENCE_S``
+    without a command.
     """
 
     def __init__(self, config: dict[str, Any]):
         self.config = config
         self.robot: Any = None
         self.simulated: SimulatedRobot | None = None
-        self._heard, self._alone = math.inf, math.inf  # the latter: when its launcher was found to have ended
+        # the latter: when its launcher was found to have ended
+        self._heard, self._alone = math.inf, math.inf
         if config.get("driver"):
             self.robot = driven(config["driver"], config.get("options", {}))
         else:
@@ -62,12 +68,17 @@ class ArmServer:
         self._numbers: dict[str, int] = {}
         self._devices: dict[str, Any] = {}
         if config.get("camera_device", "") not in ("", "realsense"):
-            raise ConfigError(f"robot.camera_device={config['camera_device']}: use realsense, or leave it out")
-        self._log = open(config["log"], "a", buffering=1, encoding="utf-8") if config.get("log") else None  # noqa: SIM115
+            raise ConfigError(
+                f"robot.camera_device={config['camera_device']}: use realsense, or leave it out"
+            )
+        self._log = None
+        if config.get("log"):
+            self._log = open(config["log"], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._logged = [0.0, 0.0, 0.0]
         self._trouble = ""  # what its driver raised, until a person acknowledges it
         self._kept = True  # whether the arm took the stop that this asks for
-        self._good, self._judged = 0, False  # publications in a row that the world called a success; whether that was told
+        # publications in a row that the world called a success; whether that was told
+        self._good, self._judged = 0, False
 
     def _simulate(self, config: dict[str, Any]) -> SimulatedRobot:
         defects = dict(config.get("defects", {}))
@@ -91,7 +102,10 @@ class ArmServer:
 
     def run(self) -> None:
         """Until it is killed, or nobody is left who would use it."""
-        hz, camera_hz = float(self.config.get("hz", 100.0)), float(self.config.get("camera_hz", 0.0))
+        hz, camera_hz = (
+            float(self.config.get("hz", 100.0)),
+            float(self.config.get("camera_hz", 0.0)),
+        )
         deadlines = Deadlines(hz, time.monotonic())
         shown = time.monotonic()
         while not self._left:
@@ -117,8 +131,9 @@ class ArmServer:
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
-        """Whatever a driver raises in here stops its arm, which is told to all and stays so until a person acknowledges it.
-        (A simulated arm that has lost its power says nothing, which the supervisor sees.)"""
+        """Whatever a driver raises in here stops its arm, which is told to all and stays so until a
+        person acknowledges it. (A simulated arm that has lost its power says nothing, which the
+        supervisor sees.)"""
         try:
             yield
         except RobotLost as error:
@@ -127,7 +142,8 @@ class ArmServer:
                 self._tell(msgpack.packb(["trouble", self._trouble]))
 
     def _serve(self, timeout: float) -> None:
-        """All that came, and of several moves the newest alone: on a slow bus old ones would keep a "stop" waiting."""
+        """All that came, and of several moves the newest alone: on a slow bus old ones would
+        keep a "stop" waiting."""
         move: list[Any] | None = None
         packets, _ = self.server.poll(timeout)
         for connection, packet in packets:
@@ -165,7 +181,11 @@ class ArmServer:
         elif kind == "inject" and self.simulated is not None:
             self.simulated.inject(*message[1:])
         elif kind in ("demonstrate", "progress") and (coach := self._coach) is not None:
-            answer = coach.demonstrate(message[2]).tolist() if kind == "demonstrate" else float(coach.progress())
+            answer = (
+                coach.demonstrate(message[2]).tolist()
+                if kind == "demonstrate"
+                else float(coach.progress())
+            )
             self.server.send(connection, msgpack.packb([kind, message[1], answer]))
 
     @property
@@ -221,7 +241,15 @@ class ArmServer:
                 ring = self.rings[picture.camera] = RingWriter(picture.camera, picture.image.shape)
             number = self._numbers[picture.camera] = self._numbers.get(picture.camera, -1) + 1
             slot = ring.write(picture.image, number)
-            place = [picture.camera, ring.address, slot, number, picture.device_no, now, picture.device_stamp]
+            place = [
+                picture.camera,
+                ring.address,
+                slot,
+                number,
+                picture.device_no,
+                now,
+                picture.device_stamp,
+            ]
             self._tell(msgpack.packb(["frame", *place, *picture.image.shape]))
 
     def _through_device(self, picture: Picture) -> Picture:
@@ -254,7 +282,8 @@ class ArmServer:
 
 
 def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
-    """{"target", "path", "event": [(time, numbers or name)]} of a log, its last line only if it is whole."""
+    """{"target", "path", "event": [(time, numbers or name)]} of a log, its last line only if it
+    is whole."""
     found: dict[str, list[tuple[float, Any]]] = {"target": [], "path": [], "event": []}
     text = Path(path).read_text(encoding="utf-8")
     for line in text[: text.rfind("\n") + 1].splitlines():
@@ -264,7 +293,8 @@ def read_log(path: str | Path) -> dict[str, list[tuple[float, Any]]]:
 
 
 def main() -> None:
-    """It ends as by a signal, whatever ends it: the arm keeps its pose, where an orderly end might let go of it."""
+    """It ends as by a signal, whatever ends it: the arm keeps its pose, where an orderly end
+    might let go of it."""
     status = 1
     try:
         config = own_config(dies=False)

@@ -1,8 +1,10 @@
-"""A simulated arm behind the `Robot` Protocol: a `World`, its latencies, and faults that strike by the clock.
+"""A simulated arm behind the `Robot` Protocol: a `World`, its latencies, and faults that strike by
+the clock.
 
-It runs in whatever time its ``clock`` tells: `advance_to` brings the physics there. In lockstep the caller does so (virtual
-time, as fast as it computes); in real time `real.robots.server` does, in a process of its own, since a real arm goes on
-moving too when its driver dies. ``log`` holds what the arm physically did, apart from every journal: tests take it as truth.
+It runs in whatever time its ``clock`` tells: `advance_to` brings the physics there. In lockstep the
+caller does so (virtual time, as fast as it computes); in real time `real.robots.server` does, in a
+process of its own, since a real arm goes on moving too when its driver dies. ``log`` holds what the
+arm physically did, apart from every journal: tests take it as truth.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ STEP_S = 0.002  # of the physics
 
 @dataclass
 class Log:
-    """What happened to the arm: targets as they took effect, where it was after each advance, and what struck it."""
+    """What happened to the arm: targets as they took effect, where it was after each advance,
+    and what struck it."""
 
-    targets: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)  # time, Reference.vector()
-    path: list[tuple[float, np.ndarray]] = field(default_factory=list)  # time, position [3] or joints
-    events: list[tuple[float, str]] = field(default_factory=list)  # time, "reflex", "hold", "stop", "watchdog", "clear" …
+    # time, Reference.vector()
+    targets: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    # time, position [3] or joints
+    path: list[tuple[float, np.ndarray]] = field(default_factory=list)
+    # time, "reflex", "hold", "stop", "watchdog", "clear" …
+    events: list[tuple[float, str]] = field(default_factory=list)
     keep: int = 0  # of the newest entries; 0: all (tests); a long session bounds its memory
 
     def trim(self) -> None:
@@ -49,7 +55,13 @@ class Picture:
 class SimulatedRobot:
     """See the module's text. ``stopper`` is passed on in the capabilities."""
 
-    def __init__(self, world: World, defects: Defects, clock: Callable[[], float], stopper: tuple[str, str] = ("", "")):
+    def __init__(
+        self,
+        world: World,
+        defects: Defects,
+        clock: Callable[[], float],
+        stopper: tuple[str, str] = ("", ""),
+    ):
         self.world, self.defects, self.clock = world, defects, clock
         self.name = world.embodiment.name
         self.embodiment = world.embodiment
@@ -61,7 +73,8 @@ class SimulatedRobot:
         self.script = list(defects.script)
         self._rng = np.random.default_rng(defects.seed)
         self._zero = self._time = clock()
-        self._inbox: deque[tuple[float, Reference | None]] = deque()  # when it takes effect; None: hold
+        # when it takes effect; None: hold
+        self._inbox: deque[tuple[float, Reference | None]] = deque()
         self._measured: deque[Measured] = deque(maxlen=512)
         self._seen: Measured | None = None
         self._heard = self._time
@@ -76,7 +89,7 @@ class SimulatedRobot:
         self._last: dict[str, Picture] = {}
         self._remember()
 
-    # --------------------------------------------------------------------------------------------------- the Robot Protocol
+    # --------------------------------------------------------------------------- the Robot Protocol
     def connect(self) -> None:
         pass
 
@@ -85,7 +98,8 @@ class SimulatedRobot:
             raise RobotLost(f"{self.name} does not answer")
         limit = self._time - self.defects.observation_latency
         newest = next((m for m in reversed(self._measured) if m.stamp <= limit), self._measured[0])
-        if self._seen is None or newest.stamp > self._seen.stamp:  # none is older than the one before
+        # none is older than the one before
+        if self._seen is None or newest.stamp > self._seen.stamp:
             self._seen = newest
         return self._as_seen(self._seen)
 
@@ -115,9 +129,10 @@ class SimulatedRobot:
         self._inbox.clear()
         self._rest()
 
-    # ------------------------------------------------------------------------------------------------------------ the world
+    # ------------------------------------------------------------------------------------ the world
     def begin(self, episode: dict[str, Any]) -> None:
-        """Arm and objects into an episode's start state, which no real arm can do: the simulator's own reset."""
+        """Arm and objects into an episode's start state, which no real arm can do: the
+        simulator's own reset."""
         self._inbox.clear()
         self._grips.clear()
         self._grip = 0.0
@@ -130,7 +145,8 @@ class SimulatedRobot:
         self._event("reset")
 
     def inject(self, name: str, seconds: float = 0.0, value: float = 0.0) -> None:
-        """A fault of `real.robots.faults.FAULTS` that strikes now; those of the script that are long over are forgotten."""
+        """A fault of `real.robots.faults.FAULTS` that strikes now; those of the script that are
+        long over are forgotten."""
         now = self._time - self._zero
         self.script = [f for f in self.script if f.at + f.seconds > now - 1.0]
         self.script.append(Fault(name, now, seconds, value))
@@ -138,7 +154,8 @@ class SimulatedRobot:
         self._over &= set(self.script)
 
     def advance_to(self, time: float) -> None:
-        """Bring the physics to ``time``, in whole steps of `STEP_S`; targets and faults strike in between."""
+        """Bring the physics to ``time``, in whole steps of `STEP_S`; targets and faults strike
+        in between."""
         while self._time + STEP_S <= time + 1e-9:
             self._strike()
             self._deliver()
@@ -169,7 +186,7 @@ class SimulatedRobot:
         self._late = deque((t, p) for t, p in self._late if t > self._time)
         return due
 
-    # -------------------------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
     def _clock(self, time: float) -> float:
         """What the device's clock shows."""
         return time + self.defects.drift * (time - self._zero) + self._fault("clock")
@@ -187,7 +204,11 @@ class SimulatedRobot:
             raise RobotLost(f"{self.name} has no power")
         if self._rng.random() < max(self.defects.drop, self._fault("drop")):
             return
-        delay = self.defects.command_latency + self._fault("latency") + self.defects.command_jitter * self._rng.random()
+        delay = (
+            self.defects.command_latency
+            + self._fault("latency")
+            + self.defects.command_jitter * self._rng.random()
+        )
         self._inbox.append((max(self._time, self.clock()) + delay, reference))
 
     def _deliver(self) -> None:
@@ -207,15 +228,26 @@ class SimulatedRobot:
             while self._grips and self._grips[0][0] <= self._time:
                 self._grip = self._grips.popleft()[1]
             grip = 0.0 if self._fault("gripper") else self._grip
-            aim(self.world, Reference(grip, reference.position, reference.quaternion, reference.joints))
-        if self.defects.watchdog_s and not self._holding and self._time - self._heard > self.defects.watchdog_s:
+            aim(
+                self.world,
+                Reference(grip, reference.position, reference.quaternion, reference.joints),
+            )
+        if (
+            self.defects.watchdog_s
+            and not self._holding
+            and self._time - self._heard > self.defects.watchdog_s
+        ):
             self._event("watchdog")
             self._rest()
 
     def _strike(self) -> None:
         now = self._time - self._zero
         for fault in self.script:
-            if fault.name in ("power", "force") and fault in self._struck - self._over and not fault.lasts(now):
+            if (
+                fault.name in ("power", "force")
+                and fault in self._struck - self._over
+                and not fault.lasts(now)
+            ):
                 self._over.add(fault)
                 self._end(fault.name)
             if fault in self._struck or now < fault.at:
@@ -230,7 +262,9 @@ class SimulatedRobot:
             elif fault.name == "force":
                 speed = self.world.read()["joint_velocity"]
                 axis = np.zeros(3)
-                axis[int(np.argmax(np.abs(speed[:3])))] = -np.sign(speed[int(np.argmax(np.abs(speed[:3])))]) or 1.0
+                axis[int(np.argmax(np.abs(speed[:3])))] = (
+                    -np.sign(speed[int(np.argmax(np.abs(speed[:3])))]) or 1.0
+                )
                 self.world.push(fault.value * axis)
 
     def _end(self, name: str) -> None:
@@ -256,4 +290,6 @@ class SimulatedRobot:
 
     def _as_seen(self, measured: Measured) -> Measured:
         fields = {name: getattr(measured, name) for name in measured.__dataclass_fields__}
-        return Measured(**fields | {"stamp": self._clock(measured.stamp), "errors": tuple(sorted(self.errors))})
+        return Measured(
+            **fields | {"stamp": self._clock(measured.stamp), "errors": tuple(sorted(self.errors))}
+        )

@@ -1,7 +1,8 @@
-"""The physics behind a simulated arm (`World`), and the plainest one: a point on three rails, in numpy.
+"""The physics behind a simulated arm (`World`), and the plainest one: a point on three rails, in
+numpy.
 
-A `World` knows no wall clock, no messages and no faults: `real.robots.simulated` adds those. The repository's MuJoCo scenes
-provide one too, which is named in a config and never imported here.
+A `World` knows no wall clock, no messages and no faults: `real.robots.simulated` adds those. The
+repository's MuJoCo scenes provide one too, which is named in a config and never imported here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 
 class World(Protocol):
-    """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain values.
+    """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain
+    values.
 
-    ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first one by default. Those of
-    one ``scene`` (where they name any) can follow each other with nothing put back.
+    ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first
+    one by default. Those of one ``scene`` (where they name any) can follow each other with nothing
+    put back.
     """
 
     embodiment: EmbodimentSpec
@@ -31,13 +34,16 @@ class World(Protocol):
     tasks: dict[str, dict[str, Any]]
 
     def reset(self, episode: dict[str, Any]) -> None:
-        """Put arm and objects into a start state, at rest. ``episode`` holds what the world understands of a task. With
-        ``stay`` true nothing moves: only what `success` means is another task's."""
+        """Put arm and objects into a start state, at rest. ``episode`` holds what the world
+        understands of a task. With ``stay`` true nothing moves: only what `success` means is
+        another task's."""
         ...
 
     def advance(self, seconds: float) -> None: ...
 
-    def aim(self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float) -> None:
+    def aim(
+        self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float
+    ) -> None:
         """The target from now on."""
         ...
 
@@ -54,7 +60,8 @@ class World(Protocol):
         ...
 
     def read(self) -> dict[str, Any]:
-        """position, quaternion, joints, joint_velocity, gripper, wrench, proprio, jacobian: as in `Measured`."""
+        """position, quaternion, joints, joint_velocity, gripper, wrench, proprio, jacobian: as
+        in `Measured`."""
         ...
 
     def success(self) -> bool: ...
@@ -73,7 +80,8 @@ class Coach(Protocol):
     embodiment: EmbodimentSpec
 
     def demonstrate(self, anew: bool) -> np.ndarray:
-        """What an expert would do in this control step, as an action [a]; ``anew``: it did not do the step before."""
+        """What an expert would do in this control step, as an action [a]; ``anew``: it did not
+        do the step before."""
         ...
 
     def progress(self) -> float:
@@ -83,10 +91,12 @@ class Coach(Protocol):
 
 @dataclass
 class PointConfig:
-    """``gain`` above 0: an impedance with the critically damped rate 2 gain (1/s); 0: it follows its target with ``lag_s``.
+    """``gain`` above 0: an impedance with the critically damped rate 2 gain (1/s); 0: it follows
+    its target with ``lag_s``.
 
-    ``brake`` is the deceleration (1/s) of its brake; the walls are where the rails end (m). ``joints``: it is commanded by
-    its rails' positions instead of a pose. "raise" succeeds above the height ``goal`` (m), "lower" below ``floor``.
+    ``brake`` is the deceleration (1/s) of its brake; the walls are where the rails end (m).
+    ``joints``: it is commanded by its rails' positions instead of a pose. "raise" succeeds above
+    the height ``goal`` (m), "lower" below ``floor``.
     """
 
     gain: float = 6.0
@@ -116,7 +126,8 @@ _DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 
 
 class PointWorld:
-    """A point on three rails, to be raised or lowered; its picture is a grey level of its height."""
+    """A point on three rails, to be raised or lowered; its picture is a grey level of its
+    height."""
 
     def __init__(self, config: PointConfig | None = None):
         self.config = config or PointConfig()
@@ -140,10 +151,19 @@ class PointWorld:
             proprio_names=("x", "y", "z", "gripper_open"),
         )
         self.own: dict[str, Any] = {
-            "speed": 0.5, "acceleration": 20.0, "jerk": 2000.0, "step": 0.06, "force": 60.0, "torque": 20.0,
-            "joint_low": tuple(_ENDS[0]), "joint_high": tuple(_ENDS[1]), "joint_speed": 0.5, "joint_acceleration": 20.0,
-            "joint_jerk": 2000.0, "joint_step": 0.06,
-        }  # fmt: skip
+            "speed": 0.5,
+            "acceleration": 20.0,
+            "jerk": 2000.0,
+            "step": 0.06,
+            "force": 60.0,
+            "torque": 20.0,
+            "joint_low": tuple(_ENDS[0]),
+            "joint_high": tuple(_ENDS[1]),
+            "joint_speed": 0.5,
+            "joint_acceleration": 20.0,
+            "joint_jerk": 2000.0,
+            "joint_step": 0.06,
+        }
         self.reset({})
 
     def reset(self, episode: dict[str, Any]) -> None:
@@ -159,7 +179,9 @@ class PointWorld:
         self._limp = False
         self._force: np.ndarray = np.zeros(3)
 
-    def aim(self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float) -> None:
+    def aim(
+        self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float
+    ) -> None:
         self._target = np.array(joints if self.config.joints else position, dtype=float)
         self._grip = gripper
 
@@ -186,7 +208,9 @@ class PointWorld:
         elif self.gain:
             pull = rate**2 * (self._target - self.position) - 2.0 * rate * self.velocity
         else:
-            pull = ((self._target - self.position) / self.config.lag_s - self.velocity) / (0.25 * self.config.lag_s)
+            pull = ((self._target - self.position) / self.config.lag_s - self.velocity) / (
+                0.25 * self.config.lag_s
+            )
         self.velocity = self.velocity + dt * (pull + self._force / self.config.mass)
         ahead = self.position + dt * self.velocity
         self.position = np.clip(ahead, _ENDS[0] - 0.05, _ENDS[1] + 0.05)
@@ -195,11 +219,15 @@ class PointWorld:
 
     def read(self) -> dict[str, Any]:
         return {
-            "position": self.position.copy(), "quaternion": _DOWN.copy(), "joints": self.position.copy(),
-            "joint_velocity": self.velocity.copy(), "gripper": self.fingers,
+            "position": self.position.copy(),
+            "quaternion": _DOWN.copy(),
+            "joints": self.position.copy(),
+            "joint_velocity": self.velocity.copy(),
+            "gripper": self.fingers,
             "wrench": np.concatenate([self._force, np.zeros(3)]),
-            "proprio": np.array([*self.position, self.fingers]), "jacobian": np.vstack([np.eye(3), np.zeros((3, 3))]),
-        }  # fmt: skip
+            "proprio": np.array([*self.position, self.fingers]),
+            "jacobian": np.vstack([np.eye(3), np.zeros((3, 3))]),
+        }
 
     def success(self) -> bool:
         height = float(self.position[2])
@@ -224,7 +252,9 @@ class PointWorld:
         pass
 
 
-def capabilities(world: World, watchdog_s: float, stopper: tuple[str, str] = ("", "")) -> Capabilities:
+def capabilities(
+    world: World, watchdog_s: float, stopper: tuple[str, str] = ("", "")
+) -> Capabilities:
     """What a robot with this physics can do."""
     return Capabilities(
         kind=world.kind,

@@ -1,1 +1,2 @@
-"""The process that owns the arm: modes, leases, chunks, the gate, one decision per tick. It imports no torch."""
+"""The process that owns the arm: modes, leases, chunks, the gate, one decision per tick. It
+imports no torch."""

@@ -1,4 +1,5 @@
-"""What the policy wants, as rows of (epoch, tick): rows of a dead epoch, a past tick or an old message never run."""
+"""What the policy wants, as rows of (epoch, tick): rows of a dead epoch, a past tick or an old
+message never run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ AT_ONCE = 0  # a chunk's ``start``: from the next tick on
 
 @dataclass(frozen=True)
 class Row:
-    """One control step: ``action`` [a] is to run in ticks ``due`` … ``until`` - 1, unless it ``dies`` (seconds) before."""
+    """One control step: ``action`` [a] is to run in ticks ``due`` … ``until`` - 1, unless it
+    ``dies`` (seconds) before."""
 
     due: int
     until: int
@@ -27,7 +29,8 @@ class Row:
 
 
 class Chunks:
-    """The queue. ``ticks`` is how long a control step lasts, ``width`` an action's size, ``hz`` the ticks per second."""
+    """The queue. ``ticks`` is how long a control step lasts, ``width`` an action's size, ``hz``
+    the ticks per second."""
 
     def __init__(self, hz: float, ticks: int, width: int, observation_age: float):
         self.hz, self.ticks, self.width, self.observation_age = hz, ticks, width, observation_age
@@ -64,9 +67,13 @@ class Chunks:
         self._queue(message, rows, tick)
         return "" if self._rows else "all of its rows are late"
 
-    def _queue(self, message: Chunk | Command, rows: tuple[tuple[float, ...], ...], tick: int) -> None:
+    def _queue(
+        self, message: Chunk | Command, rows: tuple[tuple[float, ...], ...], tick: int
+    ) -> None:
         chunk = isinstance(message, Chunk)
-        first = message.start if isinstance(message, Chunk) and message.start != AT_ONCE else tick + 1
+        first = (
+            message.start if isinstance(message, Chunk) and message.start != AT_ONCE else tick + 1
+        )
         per_row = self.hz / message.hz if isinstance(message, Chunk) else float(self.ticks)
         dues = [first + round(i * per_row) for i in range(len(rows) + 1)]
         fresh = []
@@ -75,7 +82,15 @@ class Chunks:
                 continue  # late: skipped, never hurried
             index = i if chunk else message.index  # type: ignore[union-attr]
             dies = message.expiry + i * per_row / self.hz
-            place = (dues[i], dues[i + 1], dies, message.decision, index, message.policy_version, message.obs_stamp)
+            place = (
+                dues[i],
+                dues[i + 1],
+                dies,
+                message.decision,
+                index,
+                message.policy_version,
+                message.obs_stamp,
+            )
             fresh.append(Row(*place, np.array(action, dtype=np.float64)))
         if fresh:
             self._rows = [row for row in self._rows if row.due < fresh[0].due] + fresh
@@ -83,7 +98,9 @@ class Chunks:
 
     def row(self, tick: int, now: float) -> Row | None:
         """The row of this tick. Rows that are over, and rows that died, are dropped."""
-        while self._rows and (self._rows[0].until <= tick or (len(self._rows) > 1 and self._rows[1].due <= tick)):
+        while self._rows and (
+            self._rows[0].until <= tick or (len(self._rows) > 1 and self._rows[1].due <= tick)
+        ):
             self._rows.pop(0)
         if not self._rows or self._rows[0].due > tick:
             return None

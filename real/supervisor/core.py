@@ -1,7 +1,9 @@
-"""The supervisor without its process: messages in, one decision per tick, messages out. No clock, no socket, no thread.
+"""The supervisor without its process: messages in, one decision per tick, messages out. No clock,
+no socket, no thread.
 
-`receive` takes what clients say, `tick` observes the robot, decides who moves it, passes that through the gate and commands
-it. Both put answers into `outbox` as (client, message), client None for all. In AUTO nothing is cleared by itself.
+`receive` takes what clients say, `tick` observes the robot, decides who moves it, passes that
+through the gate and commands it. Both put answers into `outbox` as (client, message), client None
+for all. In AUTO nothing is cleared by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Supervisor(Reception):
     """See the module's text. Times that are passed in are seconds on the clock of all messages."""
 
     def tick(self, number: int, now: float, lateness: float = 0.0) -> State:
-        """Decide what moves the arm in tick ``number`` and say so. Raises nothing that the robot or a client causes."""
+        """Decide what moves the arm in tick ``number`` and say so. Raises nothing that the robot
+        or a client causes."""
         self.now, self.tick_number = max(self.now, now), number
         self._observe(now)
         self._housekeeping(now)
@@ -38,19 +41,46 @@ class Supervisor(Reception):
         self._say(None, state)
         return state
 
-    def _report(self, passed: Passed, row: Row | None, device: Input | None, lateness: float) -> State:
+    def _report(
+        self, passed: Passed, row: Row | None, device: Input | None, lateness: float
+    ) -> State:
         x, m = self.modes, self._measured
-        fields: dict[str, Any] = {"proprio": (), "pose": (), "joints": (), "gripper": 0.0, "wrench": (), "measured": 0.0}
+        fields: dict[str, Any] = {
+            "proprio": (),
+            "pose": (),
+            "joints": (),
+            "gripper": 0.0,
+            "wrench": (),
+            "measured": 0.0,
+        }
         if m is not None:
             pose = (*m.position.tolist(), *m.quaternion.tolist()) if len(m.position) else ()
-            fields = {"proprio": tuple(m.proprio.tolist()), "pose": pose, "joints": tuple(m.joints.tolist())}
-            fields |= {"gripper": float(m.gripper), "wrench": tuple(m.wrench.tolist()), "measured": float(m.stamp)}
+            fields = {
+                "proprio": tuple(m.proprio.tolist()),
+                "pose": pose,
+                "joints": tuple(m.joints.tolist()),
+            }
+            fields |= {
+                "gripper": float(m.gripper),
+                "wrench": tuple(m.wrench.tolist()),
+                "measured": float(m.stamp),
+            }
         fields |= self._steps.report(passed, row, device, self.tick_number)
         return self._writer.make(
-            State, tick=self.tick_number, epoch=x.epoch, mode=x.mode.value, holder=self.leases.holder, episode=x.episode,
-            queue=self.chunks.left, slow=x.slow, estop=x.estop, faults=x.faults, lateness=lateness, overruns=self.overruns,
+            State,
+            tick=self.tick_number,
+            epoch=x.epoch,
+            mode=x.mode.value,
+            holder=self.leases.holder,
+            episode=x.episode,
+            queue=self.chunks.left,
+            slow=x.slow,
+            estop=x.estop,
+            faults=x.faults,
+            lateness=lateness,
+            overruns=self.overruns,
             **fields,
-        )  # fmt: skip
+        )
 
     def _observe(self, now: float) -> None:
         try:
@@ -143,13 +173,16 @@ class Supervisor(Reception):
             return self._follow_person(number, measured)
         return self._reset_request(now, measured), None, None
 
-    def _follow_policy(self, number: int, now: float, measured: Measured) -> tuple[Request | None, Row | None, Input | None]:
+    def _follow_policy(
+        self, number: int, now: float, measured: Measured
+    ) -> tuple[Request | None, Row | None, Input | None]:
         silent = self._silent("policy", now)
         row = None if silent else self.chunks.row(number, now)
         if row is not None:
             self._idle_since = None
             origin = self._steps.origin((row.decision, row.index), self.gate.origin(measured))
-            # its observation's age was judged when it came; a row that waits in the queue is no staler than planned
+            # its observation's age was judged when it came; a row that waits in the queue is no
+            # staler than planned
             self._last = self.actions.request(row.action, origin, None)
             return self._in_time(self._last, row.until - number), row, None
         self._steps.close()
@@ -164,7 +197,9 @@ class Supervisor(Reception):
             self._ask("pause", By.SUPERVISOR, f"the policy has sent nothing for {idle:.0f} s")
         return (self._last if idle < self.config.silence_s else None), None, None
 
-    def _follow_person(self, number: int, measured: Measured) -> tuple[Request | None, Row | None, Input | None]:
+    def _follow_person(
+        self, number: int, measured: Measured
+    ) -> tuple[Request | None, Row | None, Input | None]:
         device = self._input
         if device is None or not device.dead_man:
             self._steps.close()
@@ -183,7 +218,8 @@ class Supervisor(Reception):
         return dataclasses.replace(request, seconds=ticks / self.config.hz)
 
     def _reset_request(self, now: float, measured: Measured) -> Request | None:
-        """A step of the scripted reset; the simulator resets itself; else the operator is waited for."""
+        """A step of the scripted reset; the simulator resets itself; else the operator is waited
+        for."""
         home = np.array(self.config.home)
         if not home.size:
             if self._begin_simulated():
@@ -207,7 +243,8 @@ class Supervisor(Reception):
         return Request(-1.0, home[:3], quaternion)
 
     def _begin_simulated(self) -> bool:
-        """Let a simulated arm begin what is asked for, where things are in practice; False for a real one."""
+        """Let a simulated arm begin what is asked for, where things are in practice; False for a
+        real one."""
         if not self.robot.capabilities.resets or not isinstance(self.robot, Resettable):
             return False
         try:
@@ -218,7 +255,8 @@ class Supervisor(Reception):
         return True
 
     def _drive(self, request: Request | None, now: float) -> Passed:
-        """Through the gate to the robot, or hold. ``mask`` 0 and no reference where nothing was asked."""
+        """Through the gate to the robot, or hold. ``mask`` 0 and no reference where nothing was
+        asked."""
         passed = Passed(None, 0, np.zeros(len(STAGES)))
         measured = self._measured
         if request is not None and measured is not None and self.modes.moving:
@@ -227,7 +265,11 @@ class Supervisor(Reception):
                 self._ask("pause", By.SUPERVISOR, passed.trip)
                 passed = dataclasses.replace(passed, reference=None)
             elif clipped := self._share.add(passed.mask & SIGNALS):
-                self._ask("pause", By.SUPERVISOR, f"the gate clips all the time: {self._clipping(clipped)}")
+                self._ask(
+                    "pause",
+                    By.SUPERVISOR,
+                    f"the gate clips all the time: {self._clipping(clipped)}",
+                )
                 passed = dataclasses.replace(passed, reference=None)
         try:
             if passed.reference is not None:
@@ -235,7 +277,9 @@ class Supervisor(Reception):
             elif self.robot.capabilities.holds or measured is None:
                 self.gate.reset()
                 self.robot.hold()
-            elif self.modes.faults:  # stopped: wherever it is moved to meanwhile, it begins from there
+            elif (
+                self.modes.faults
+            ):  # stopped: wherever it is moved to meanwhile, it begins from there
                 self.gate.reset()
             elif reference := self.gate.ramp(measured, now).reference:
                 self.robot.command(reference)

@@ -1,9 +1,10 @@
 """The guard: ``python -m real.supervisor.guard SESSION_SOCKET MODULE:FUNCTION ADDRESS``.
 
-It does nothing but listen to the supervisor. Where that is silent for `SILENCE_S`, or its connection ends without a
-farewell, the guard calls ``FUNCTION(ADDRESS)``, which stops the robot, until that succeeds. A supervisor that speaks again
-(this machine was busy) is told, for a latched fault, and guarded on; after `GONE_S`, or where the connection has ended, the
-guard ends with status 3.
+It does nothing but listen to the supervisor. Where that is silent for `SILENCE_S`, or its
+connection ends without a farewell, the guard calls ``FUNCTION(ADDRESS)``, which stops the robot,
+until that succeeds. A supervisor that speaks again (this machine was busy) is told, for a latched
+fault, and guarded on; after `GONE_S`, or where the connection has ended, the guard ends with status
+3.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def watch(client: Client, stop: Callable[[], None]) -> int:
     heard, stopped = time.monotonic(), False
     while True:
         try:
-            message = client.receive(0.02 if stopped else max(0.001, heard + SILENCE_S - time.monotonic()))
+            message = client.receive(
+                0.02 if stopped else max(0.001, heard + SILENCE_S - time.monotonic())
+            )
         except LinkError:
             return _ended(stop, stopped, "the supervisor's connection ended without a farewell")
         except UserError:
@@ -40,13 +43,21 @@ def watch(client: Client, stop: Callable[[], None]) -> int:
         if message is not None:
             if isinstance(message, Notice) and message.name == "farewell":
                 return 0
-            if stopped and not _told(client, f"{_SILENT} for {silent:.2f} s, so the guard stopped the arm"):
+            if stopped and not _told(
+                client, f"{_SILENT} for {silent:.2f} s, so the guard stopped the arm"
+            ):
                 return 3
             heard, stopped = time.monotonic(), False
         elif silent >= GONE_S:
             return 3
         elif silent >= SILENCE_S and not stopped:
-            if (status := _ended(stop, stopped, f"{_SILENT} for {SILENCE_S} s: it hangs, or this machine is too busy")) != 3:
+            if (
+                status := _ended(
+                    stop,
+                    stopped,
+                    f"{_SILENT} for {SILENCE_S} s: it hangs, or this machine is too busy",
+                )
+            ) != 3:
                 return status
             stopped = True
 
@@ -75,7 +86,8 @@ def _told(client: Client, why: str) -> bool:
 
 def main() -> None:
     path, function, address = sys.argv[1:4]
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a session that ends waits for what is left to stop
+    # a session that ends waits for what is left to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stop = named(function)
     client = Client(path, "guard")
     freeze_garbage()

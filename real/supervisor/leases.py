@@ -13,7 +13,8 @@ class Answer:
 
 
 class Leases:
-    """A lease lapses ``seconds`` after it was last renewed. Tokens are random and known to the holder alone."""
+    """A lease lapses ``seconds`` after it was last renewed. Tokens are random and known to the
+    holder alone."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -30,10 +31,15 @@ class Leases:
         self.holder, self.token, self.until = "", "", 0.0
 
     def holds(self, token: str, now: float) -> bool:
-        return bool(self.token) and now <= self.until and secrets.compare_digest(token.encode(), self.token.encode())
+        return (
+            bool(self.token)
+            and now <= self.until
+            and secrets.compare_digest(token.encode(), self.token.encode())
+        )
 
     def ask(self, source: str, ask: str, token: str, force: bool, now: float) -> Answer:
-        """``source`` asks to "request", "renew" or "release". The caller pauses before a forced change."""
+        """``source`` asks to "request", "renew" or "release". The caller pauses before a forced
+        change."""
         if ask == "request":
             if self.holder and self.holder != source and now <= self.until and not force:
                 return Answer(False, f"{self.holder} holds control")

@@ -1,7 +1,8 @@
-"""The supervisor's process: ``python -m real.supervisor.loop CONFIG.json``. One thread, one socket, absolute deadlines.
+"""The supervisor's process: ``python -m real.supervisor.loop CONFIG.json``. One thread, one socket,
+absolute deadlines.
 
-The first SIGTERM or SIGINT, or the end of the launcher, stops softly and ends once the arm is at rest; a second signal of a
-person stops it at once.
+The first SIGTERM or SIGINT, or the end of the launcher, stops softly and ends once the arm is at
+rest; a second signal of a person stops it at once.
 """
 
 from __future__ import annotations
@@ -35,25 +36,36 @@ _RESTING_S = 0.6  # how long a soft stop may take
 
 
 class Loop:
-    """``config``: socket, robot ("module:factory"), robot_options, limits (a file), supervisor (options), session,
-    real_time (a priority, 0: none), die_with_parent, about and report (files to write), cameras ([name, height, width] of
-    those in processes of their own)."""
+    """``config``: socket, robot ("module:factory"), robot_options, limits (a file), supervisor
+    (options), session, real_time (a priority, 0: none), die_with_parent, about and report (files to
+    write), cameras ([name, height, width] of those in processes of their own)."""
 
     def __init__(self, config: dict[str, Any]):
         self.robot = Caught(named(config["robot"])(**config.get("robot_options", {})))
         if config.get("cameras"):
             self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment
-        keys = limit_files.needed(self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force)
+        keys = limit_files.needed(
+            self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force
+        )
         limits = limit_files.load(config["limits"], self.robot.limits, keys)
         options = config.get("supervisor", {})
         settings = from_options(options)
         if config.get("about"):  # for the recorder's headers
-            about = {"session": config.get("session", ""), "embodiment": spec.to_dict(), "limits": asdict(limits)}
-            about |= {"capabilities": asdict(self.robot.capabilities), "supervisor": asdict(settings)}
+            about = {
+                "session": config.get("session", ""),
+                "embodiment": spec.to_dict(),
+                "limits": asdict(limits),
+            }
+            about |= {
+                "capabilities": asdict(self.robot.capabilities),
+                "supervisor": asdict(settings),
+            }
             Path(config["about"]).write_text(json.dumps(about), encoding="utf-8")
         self.deadlines = Deadlines(settings.hz, time.monotonic())
-        self.supervisor = Supervisor(self.robot, limits, settings, self.deadlines.zero, config.get("session", "session"))
+        self.supervisor = Supervisor(
+            self.robot, limits, settings, self.deadlines.zero, config.get("session", "session")
+        )
         self.server = Server(config["socket"])
         self.signals = 0
         self.late: deque[float] = deque(maxlen=20_000)
@@ -81,7 +93,8 @@ class Loop:
                 break
 
     def close(self, in_order: bool) -> None:
-        """A farewell, by which the guard stands down, is only said ``in_order``; else the arm is stopped."""
+        """A farewell, by which the guard stands down, is only said ``in_order``; else the arm is
+        stopped."""
         if in_order:
             self._flush()
             bye = self.supervisor.farewell()
@@ -98,7 +111,8 @@ class Loop:
             self.robot.stop()
 
     def orphaned(self, *_: Any) -> None:
-        """The launcher has ended: once is as often as this may count, however often the kernel says it."""
+        """The launcher has ended: once is as often as this may count, however often the kernel
+        says it."""
         self.signals = max(self.signals, 1)
 
     def _serve(self, timeout: float) -> None:
@@ -115,15 +129,35 @@ class Loop:
             self._flush()
 
     def _pass_frames(self) -> None:
-        """Pictures of a simulated robot come over its own link; those of other cameras from their processes."""
+        """Pictures of a simulated robot come over its own link; those of other cameras from
+        their processes."""
         robot = self.robot.robot
         if not isinstance(robot, RemoteRobot) or not robot.frames:
             return
         frames, robot.frames = robot.frames, []
-        for camera, ring, slot, number, device_no, capture, stamp, height, width, channels in frames:
-            place = {"camera": camera, "ring": ring, "slot": slot, "number": number, "device_no": device_no}
+        for (
+            camera,
+            ring,
+            slot,
+            number,
+            device_no,
+            capture,
+            stamp,
+            height,
+            width,
+            channels,
+        ) in frames:
+            place = {
+                "camera": camera,
+                "ring": ring,
+                "slot": slot,
+                "number": number,
+                "device_no": device_no,
+            }
             size = {"height": height, "width": width, "channels": channels}
-            self.supervisor.see(self._frames.make(Frame, **place, **size, capture=capture, device_stamp=stamp))
+            self.supervisor.see(
+                self._frames.make(Frame, **place, **size, capture=capture, device_stamp=stamp)
+            )
 
     def _flush(self) -> None:
         outbox, self.supervisor.outbox = self.supervisor.outbox, []
@@ -136,11 +170,17 @@ class Loop:
 
 
 def with_cameras(embodiment: EmbodimentSpec, others: list[list[Any]]) -> EmbodimentSpec:
-    """The robot's own cameras and others beside them. Raises `ConfigError` where a name is taken."""
+    """The robot's own cameras and others beside them. Raises `ConfigError` where a name is
+    taken."""
     for name, _, _ in others:
         if name in embodiment.camera_names:
-            raise ConfigError(f"cameras.{name}: {embodiment.name} has a camera of that name itself, choose another")
-    return dataclasses.replace(embodiment, cameras=(*embodiment.cameras, *(CameraSpec(*other) for other in others)))
+            raise ConfigError(
+                f"cameras.{name}: {embodiment.name} has a camera of that name itself, "
+                "choose another"
+            )
+    return dataclasses.replace(
+        embodiment, cameras=(*embodiment.cameras, *(CameraSpec(*other) for other in others))
+    )
 
 
 def main() -> None:
@@ -170,12 +210,19 @@ def main() -> None:
 
 def _report(loop: Loop, scheduled: str) -> dict[str, Any]:
     late = sorted(loop.late)
-    at = {f"p{p}": 1e3 * late[min(len(late) - 1, int(p / 100 * len(late)))] for p in (50, 95, 99)} if late else {}
+    at = (
+        {f"p{p}": 1e3 * late[min(len(late) - 1, int(p / 100 * len(late)))] for p in (50, 95, 99)}
+        if late
+        else {}
+    )
     return {
-        "scheduling": scheduled, "ticks": loop.deadlines.tick + 1, "overruns": loop.deadlines.overruns,
-        "lateness_ms": at | ({"max": 1e3 * late[-1]} if late else {}), "refused": loop.supervisor.refused,
+        "scheduling": scheduled,
+        "ticks": loop.deadlines.tick + 1,
+        "overruns": loop.deadlines.overruns,
+        "lateness_ms": at | ({"max": 1e3 * late[-1]} if late else {}),
+        "refused": loop.supervisor.refused,
         "cpu_seconds": time.process_time(),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

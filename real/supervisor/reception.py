@@ -1,4 +1,5 @@
-"""What the supervisor does with what clients say, and how it answers: who may, what is void, who holds control."""
+"""What the supervisor does with what clients say, and how it answers: who may, what is void, who
+holds control."""
 
 from __future__ import annotations
 
@@ -42,22 +43,41 @@ from vla_rl.errors import ConfigError
 
 
 class Reception:
-    """The state of a session, and the side of it that talks. ``zero`` is the time of tick 0; times that are passed in are
-    seconds on the clock of all messages."""
+    """The state of a session, and the side of it that talks. ``zero`` is the time of tick 0; times
+    that are passed in are seconds on the clock of all messages."""
 
-    def __init__(self, robot: Robot, limits: Limits, config: SupervisorConfig, zero: float, session: str = "session"):
+    def __init__(
+        self,
+        robot: Robot,
+        limits: Limits,
+        config: SupervisorConfig,
+        zero: float,
+        session: str = "session",
+    ):
         control_hz = robot.embodiment.control_hz
         self.ticks_per_step = round(config.hz / control_hz)
-        if abs(self.ticks_per_step * control_hz - config.hz) > 1e-6 or config.hz > robot.capabilities.max_hz:
+        if (
+            abs(self.ticks_per_step * control_hz - config.hz) > 1e-6
+            or config.hz > robot.capabilities.max_hz
+        ):
             raise ConfigError(
-                f"supervisor.hz={config.hz:g} must be a whole multiple of {robot.embodiment.name}'s {control_hz:g} Hz, "
-                f"and at most {robot.capabilities.max_hz:g}, which the robot takes"
+                f"supervisor.hz={config.hz:g} must be a whole multiple of "
+                f"{robot.embodiment.name}'s {control_hz:g} Hz, and at most "
+                f"{robot.capabilities.max_hz:g}, which the robot takes"
             )
-        self.robot, self.limits, self.config, self.zero, self.session = robot, limits, config, zero, session
+        self.robot, self.limits, self.config, self.zero, self.session = (
+            robot,
+            limits,
+            config,
+            zero,
+            session,
+        )
         self.actions = Actions(robot.embodiment, robot.capabilities)
         self.actions.require_pose("supervisor.home", config.home)
         self.gate = Gate(limits, robot.capabilities, self.actions.turns, 1.0 / config.hz)
-        self.chunks = Chunks(config.hz, self.ticks_per_step, self.actions.width, limits.observation_age)
+        self.chunks = Chunks(
+            config.hz, self.ticks_per_step, self.actions.width, limits.observation_age
+        )
         self.modes, self.leases = Modes(), Leases(config.lease_s)
         self.cameras = Cameras(config.cameras, config.frame_age_s)
         self.clients: dict[Any, Client] = {}
@@ -71,7 +91,8 @@ class Reception:
         self._steps = Steps(self.actions)
         self._measured: Measured | None = None
         self._state_since = zero
-        self._last: Request | None = None  # what was followed last, for a short gap between two rows
+        # what was followed last, for a short gap between two rows
+        self._last: Request | None = None
         self._idle_since: float | None = None  # since when AUTO has nothing to follow
         self._input: Input | None = None
         self._engaged = False
@@ -82,7 +103,7 @@ class Reception:
         self._task = ""
         self._stays = False  # the reset leaves things where they are
 
-    # --------------------------------------------------------------------------------------------------- what clients say
+    # ----------------------------------------------------------------------------- what clients say
     def receive(self, client: Any, message: Message, now: float) -> None:
         """Act on one message of ``client`` (any key that tells connections apart)."""
         self.now = max(self.now, now)
@@ -158,7 +179,9 @@ class Reception:
         self.cameras.left(known.source)
         if known.role == "policy":
             self._void()
-        if known.source == self.leases.holder and all(c.source != known.source for c in self.clients.values()):
+        if known.source == self.leases.holder and all(
+            c.source != known.source for c in self.clients.values()
+        ):
             self.leases.drop()
             self._unheld("the connection of who had control has ended")
         if self._input is not None and self._input.source == known.source:
@@ -169,7 +192,9 @@ class Reception:
             self._refuse(client, message, f"a {known.role} may not send actions")
         elif self.modes.mode is not Mode.AUTO:
             self._count(f"{message.kind} in {self.modes.mode.value}")
-        elif problem := self.actions.absurd(message.actions if isinstance(message, Chunk) else (message.action,)):
+        elif problem := self.actions.absurd(
+            message.actions if isinstance(message, Chunk) else (message.action,)
+        ):
             self._count("absurd actions")
             self._refuse(client, message, problem)
             self._void()
@@ -182,7 +207,9 @@ class Reception:
 
     def _take_input(self, client: Any, known: Client, message: Input, now: float) -> None:
         if not self.leases.renewed(message.lease, now):
-            self._refuse(client, message, "control is somebody else's, or nobody's: ask for the lease")
+            self._refuse(
+                client, message, "control is somebody else's, or nobody's: ask for the lease"
+            )
             return
         rising = message.dead_man and not (self._input and self._input.dead_man)
         self._input = message
@@ -195,11 +222,18 @@ class Reception:
             by = By.SUPERVISOR  # the operator has put things back, and says so
         relayed = dataclasses.replace(event, lease="")
         if event.name in ("label", "task", "note", "loss"):
-            if event.name == "task" and (by is By.HOLDER or (known.role == "launcher" and self.modes.mode is Mode.READY)):
+            if event.name == "task" and (
+                by is By.HOLDER or (known.role == "launcher" and self.modes.mode is Mode.READY)
+            ):
                 self._task = event.value
             self._say(None, relayed)
             return
-        if event.name == "ack" and by is By.HOLDER and self.modes.mode is Mode.FAULT and not self.modes.estop:
+        if (
+            event.name == "ack"
+            and by is By.HOLDER
+            and self.modes.mode is Mode.FAULT
+            and not self.modes.estop
+        ):
             self._clear(now)
             self._say(None, relayed)
             return
@@ -234,15 +268,20 @@ class Reception:
         x = self.leases
         mine = answer.granted and lease.ask != "release"
         grant = self._writer.make(
-            Grant, granted=answer.granted, holder=x.holder, token=x.token if mine else "", until=max(x.until, 0.0),
+            Grant,
+            granted=answer.granted,
+            holder=x.holder,
+            token=x.token if mine else "",
+            until=max(x.until, 0.0),
             reason=answer.reason,
-        )  # fmt: skip
+        )
         self._say(client, grant)
         if lease.ask != "renew" and answer.granted:
             self._notice("lease", x.holder, known.source)
 
     def _clear(self, now: float) -> None:
-        """A person acknowledged a fault: the robot's errors may go now; the mode follows once they have gone."""
+        """A person acknowledged a fault: the robot's errors may go now; the mode follows once
+        they have gone."""
         try:
             self.robot.clear()
         except RobotLost as error:
@@ -250,7 +289,7 @@ class Reception:
             return
         self._acking = now + 1.0
 
-    # -------------------------------------------------------------------------------------------------------------- saying
+    # --------------------------------------------------------------------------------------- saying
     def _ask(self, event: str, by: By, why: str) -> Outcome:
         if event in ("stop", "estop", "fault"):
             self._unack(f"a {event} came after it")
@@ -296,9 +335,15 @@ class Reception:
     def _notice(self, name: str, value: str, by: str) -> None:
         x = self.modes
         notice = self._writer.make(
-            Notice, name=name, value=value[:200], by=by, mode=x.mode.value, epoch=x.epoch,
-            tick=max(self.tick_number, 0), episode=x.episode,
-        )  # fmt: skip
+            Notice,
+            name=name,
+            value=value[:200],
+            by=by,
+            mode=x.mode.value,
+            epoch=x.epoch,
+            tick=max(self.tick_number, 0),
+            episode=x.episode,
+        )
         self._say(None, notice)
 
     def _refuse(self, client: Any, message: Message, reason: str) -> None:
@@ -306,7 +351,8 @@ class Reception:
         self._say(client, self._writer.make(Refused, about=message.seq, reason=reason[:400]))
 
     def _count(self, reason: str) -> None:
-        reason = re.sub(r"-?\d+(\.\d+)?", "#", reason)  # as few entries as there are reasons, however long it runs
+        # as few entries as there are reasons, however long it runs
+        reason = re.sub(r"-?\d+(\.\d+)?", "#", reason)
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _say(self, client: Any, message: Message) -> None:
@@ -315,8 +361,19 @@ class Reception:
     def _welcome(self) -> Welcome:
         e, hz = self.robot.embodiment, self.config.hz
         return self._writer.make(
-            Welcome, session=self.session, robot=self.robot.name, hz=hz, control_hz=e.control_hz, zero=self.zero,
-            tick=max(self.tick_number, 0), epoch=self.modes.epoch, action_names=e.action_names, action_low=e.action_low,
-            action_high=e.action_high, turns=self.actions.turns, grips=self.actions.gripper, cameras=e.camera_names,
+            Welcome,
+            session=self.session,
+            robot=self.robot.name,
+            hz=hz,
+            control_hz=e.control_hz,
+            zero=self.zero,
+            tick=max(self.tick_number, 0),
+            epoch=self.modes.epoch,
+            action_names=e.action_names,
+            action_low=e.action_low,
+            action_high=e.action_high,
+            turns=self.actions.turns,
+            grips=self.actions.gripper,
+            cameras=e.camera_names,
             stages=STAGES,
-        )  # fmt: skip
+        )

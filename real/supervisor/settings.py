@@ -11,23 +11,30 @@ from vla_rl.errors import ConfigError
 
 # the most that each may be: what is longer would watch over nothing
 _SECONDS = {
-    "silence_s": 0.3, "fault_s": 10.0, "thinking_s": 600.0, "lease_s": 10.0, "frame_age_s": 5.0, "state_age_s": 5.0,
-    "sustained_s": 60.0, "home_timeout_s": 600.0,
-}  # fmt: skip
+    "silence_s": 0.3,
+    "fault_s": 10.0,
+    "thinking_s": 600.0,
+    "lease_s": 10.0,
+    "frame_age_s": 5.0,
+    "state_age_s": 5.0,
+    "sustained_s": 60.0,
+    "home_timeout_s": 600.0,
+}
 
 
 @dataclass(frozen=True)
 class SupervisorConfig:
     """``hz`` ticks per second, a whole multiple of the embodiment's control rate.
 
-    An input, a role's beat or a policy older than ``silence_s`` makes the arm hold; a policy that stays silent for
-    ``fault_s`` latches a fault, one that lives and sends nothing pauses after ``thinking_s``. ``required`` roles must live
-    while anything moves, and ``cameras`` must deliver new pictures younger than ``frame_age_s`` (at 10 Hz it takes 0.25).
-    ``state_age_s`` is how old the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half
-    of ``sustained_s`` pauses.
-    ``home`` is the scripted reset's pose (x y z, and w x y z) or joints; empty: the simulator resets itself, or the operator
-    is asked and confirms. ``home_tolerance`` in metres, or joint units. A policy that brings the hand out of the box from
-    ``safe_low`` to ``safe_high`` (m; empty: none) is paused: a smaller box than the limits', to practise in.
+    An input, a role's beat or a policy older than ``silence_s`` makes the arm hold; a policy that
+    stays silent for ``fault_s`` latches a fault, one that lives and sends nothing pauses after
+    ``thinking_s``. ``required`` roles must live while anything moves, and ``cameras`` must deliver
+    new pictures younger than ``frame_age_s`` (at 10 Hz it takes 0.25). ``state_age_s`` is how old
+    the robot's own state may be. A gate that clips (beyond shaping the motion) for more than half
+    of ``sustained_s`` pauses. ``home`` is the scripted reset's pose (x y z, and w x y z) or joints;
+    empty: the simulator resets itself, or the operator is asked and confirms. ``home_tolerance`` in
+    metres, or joint units. A policy that brings the hand out of the box from ``safe_low`` to
+    ``safe_high`` (m; empty: none) is paused: a smaller box than the limits', to practise in.
     """
 
     hz: float = 100.0
@@ -59,17 +66,26 @@ class SupervisorConfig:
     def __post_init__(self) -> None:
         for name, most in _SECONDS.items():
             if not 0 < getattr(self, name) <= most:
-                raise ConfigError(f"supervisor.{name}={getattr(self, name)}: give seconds above 0, and at most {most:g}")
+                raise ConfigError(
+                    f"supervisor.{name}={getattr(self, name)}: give seconds above 0, "
+                    f"and at most {most:g}"
+                )
         if not 0 < self.home_tolerance < math.inf:
-            raise ConfigError(f"supervisor.home_tolerance={self.home_tolerance}: give metres, or joint units, above 0")
+            raise ConfigError(
+                f"supervisor.home_tolerance={self.home_tolerance}: give metres, or "
+                "joint units, above 0"
+            )
         if not 10 <= self.hz <= 1000:
             raise ConfigError(f"supervisor.hz={self.hz}: use 10 to 1000")
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in self.home):
             raise ConfigError(f"supervisor.home={list(self.home)}: give finite numbers")
         low, high = self.safe_low, self.safe_high
-        if (low or high) and not (len(low) == len(high) == 3 and all(a < b for a, b in zip(low, high))):
+        if (low or high) and not (
+            len(low) == len(high) == 3 and all(a < b for a, b in zip(low, high))
+        ):
             raise ConfigError(
-                f"supervisor.safe_low={list(low)}, safe_high={list(high)}: give x y z in metres, the low ones below the high"
+                f"supervisor.safe_low={list(low)}, safe_high={list(high)}: give x y z in metres, "
+                "the low ones below the high"
             )
 
 

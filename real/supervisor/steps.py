@@ -14,8 +14,9 @@ from real.supervisor.motion import Actions
 
 
 class Steps:
-    """Counts the steps of an episode. A step begins with another row of the policy, or with a person's action, which is
-    latched for a step's time; whatever ends it early leaves it without its last tick."""
+    """Counts the steps of an episode. A step begins with another row of the policy, or with a
+    person's action, which is latched for a step's time; whatever ends it early leaves it without
+    its last tick."""
 
     def __init__(self, actions: Actions):
         self.actions = actions
@@ -45,12 +46,15 @@ class Steps:
         return self._origin
 
     def human(self, tick: int, ticks: int, device: Input) -> tuple[int, Input]:
-        """The tick in which the present step of a person began, and what it latched: a new one latches ``device``."""
+        """The tick in which the present step of a person began, and what it latched: a new one
+        latches ``device``."""
         if self.device is None or tick - self._begun >= ticks:
             self.device, self._begun, self._ticks = device, tick, ticks
         return self._begun, self.device
 
-    def report(self, passed: Passed, row: Row | None, device: Input | None, tick: int) -> dict[str, Any]:
+    def report(
+        self, passed: Passed, row: Row | None, device: Input | None, tick: int
+    ) -> dict[str, Any]:
         """The fields of a `State` that say what was asked for and done in ``tick``."""
         for i in range(len(STAGES)):
             self._clipped[i] += passed.mask >> i & 1

@@ -23,8 +23,8 @@ class Client:
 class DeviceClock:
     """How old a device's stamp is, whose clock has an unknown offset that may drift.
 
-    What arrives was made earlier, so stamp - now never exceeds the true offset: its largest value, which is let down by
-    ``drift`` seconds per second so that it can follow, estimates it.
+    What arrives was made earlier, so stamp - now never exceeds the true offset: its largest value,
+    which is let down by ``drift`` seconds per second so that it can follow, estimates it.
     """
 
     def __init__(self, drift: float = 0.002, jump_s: float = 0.05):
@@ -37,9 +37,10 @@ class DeviceClock:
         self._offset, self._newest = None, -math.inf
 
     def age(self, stamp: float, now: float) -> float:
-        """Seconds; negative where the clock jumped: ahead by more than a drift explains, or back by as much. It is measured
-        anew then: a clock that went back would have to be let down for minutes, and one that seems to have gone ahead may
-        be one whose first stamp came late, after which every age would be too small."""
+        """Seconds; negative where the clock jumped: ahead by more than a drift explains, or back by
+        as much. It is measured anew then: a clock that went back would have to be let down for
+        minutes, and one that seems to have gone ahead may be one whose first stamp came late, after
+        which every age would be too small."""
         seen, before, self._newest = stamp - now, self._newest, stamp
         if stamp < before - self.jump_s:  # what is older does not come after what is newer
             self._offset = None
@@ -57,7 +58,8 @@ class DeviceClock:
 
 
 class Cameras:
-    """The newest picture of each camera. A number that does not grow is a frozen stream, whatever keeps arriving."""
+    """The newest picture of each camera. A number that does not grow is a frozen stream,
+    whatever keeps arriving."""
 
     def __init__(self, names: tuple[str, ...], limit_s: float):
         self.names, self.limit_s = names, limit_s
@@ -75,17 +77,24 @@ class Cameras:
             return f"{frame.camera}: a picture from the future"
         if before is not None and frame.device_no <= before[0]:
             backwards = frame.device_no < before[0]
-            if backwards and now - before[1] > self.limit_s:  # it was plugged in again, and counts anew
+            # it was plugged in again, and counts anew
+            if backwards and now - before[1] > self.limit_s:
                 self._newest[frame.camera] = (frame.device_no, frame.capture)
                 return ""
-            return f"{frame.camera}: picture {frame.device_no} came {'after' if backwards else 'twice, as'} {before[0]}"
+            return (
+                f"{frame.camera}: picture {frame.device_no} came "
+                f"{'after' if backwards else 'twice, as'} {before[0]}"
+            )
         if before is not None and frame.device_no > before[0] + 1:
-            self.gaps[frame.camera] = self.gaps.get(frame.camera, 0) + frame.device_no - before[0] - 1
+            self.gaps[frame.camera] = (
+                self.gaps.get(frame.camera, 0) + frame.device_no - before[0] - 1
+            )
         self._newest[frame.camera] = (frame.device_no, frame.capture)
         return ""
 
     def left(self, source: str) -> None:
-        """The process whose messages bear this name has ended: faster than its pictures' age tells."""
+        """The process whose messages bear this name has ended: faster than its pictures' age
+        tells."""
         self._gone |= {name for name, other in self._source.items() if other == source}
 
     def stale(self, now: float) -> str:
@@ -108,8 +117,8 @@ class Share:
         self._last: deque[int] = deque(maxlen=max(2, ticks))
 
     def add(self, bad: int) -> int:
-        """Bits of what is bad now (0: nothing). Those of all these ticks where more than half were bad, the present one or
-        not; then it starts anew. Else 0."""
+        """Bits of what is bad now (0: nothing). Those of all these ticks where more than half were
+        bad, the present one or not; then it starts anew. Else 0."""
         self._last.append(bad)
         full = len(self._last) == self._last.maxlen
         if full and 2 * sum(map(bool, self._last)) > len(self._last):

@@ -1,1 +1,2 @@
-"""Devices that an operator drives the arm with, besides the page: SpaceMouse, leader arms, a scripted operator."""
+"""Devices that an operator drives the arm with, besides the page: SpaceMouse, leader arms, a
+scripted operator."""

@@ -1,4 +1,5 @@
-"""The body of a teleop process: one device, its inputs at a steady rate, and control for as long as it is used."""
+"""The body of a teleop process: one device, its inputs at a steady rate, and control for as long
+as it is used."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ from real.teleop.protocol import Device, DeviceLost, Sample
 from real.teleop.scripted import Doing, ScriptedOperator
 
 REST_S = 1.0
-JOINS = (Mode.AUTO, Mode.PAUSED, Mode.RESETTING)  # where engaging takes over; in READY a person says so, by a control
+# where engaging takes over; in READY a person says so, by a control
+JOINS = (Mode.AUTO, Mode.PAUSED, Mode.RESETTING)
 
 
 class TeleopClient:
-    """Asks for control when its device is engaged, sends its state, and lets control lapse when it rests.
+    """Asks for control when its device is engaged, sends its state, and lets control lapse when it
+    rests.
 
-    A device that is lost is released: nothing is sent any more, and the supervisor's own silence limit holds the arm; the
-    reason goes out as a note. ``clock`` is that of all messages.
+    A device that is lost is released: nothing is sent any more, and the supervisor's own silence
+    limit holds the arm; the reason goes out as a note. ``clock`` is that of all messages.
     """
 
     def __init__(self, device: Device, link: Line, clock: Callable[[], float] = time.monotonic):
@@ -36,7 +39,11 @@ class TeleopClient:
             self.state = message
             if self.token and message.holder != self.link.source:
                 self._lose()
-        elif isinstance(message, Event) and message.name == "note" and isinstance(self.device, ScriptedOperator):
+        elif (
+            isinstance(message, Event)
+            and message.name == "note"
+            and isinstance(self.device, ScriptedOperator)
+        ):
             if message.value.startswith(CALL):
                 self.device.called(self.clock())
             elif message.value.startswith(SHOW):
@@ -68,11 +75,24 @@ class TeleopClient:
             self._request(sample, now)
             return sample
         self.link.send(
-            Input, valid_s=SILENCE_S, lease=self.token, device_stamp=sample.stamp, dead_man=sample.dead_man,
-            axes=sample.axes, gripper=sample.gripper, keys=sample.keys, target=sample.target,
-        )  # fmt: skip
+            Input,
+            valid_s=SILENCE_S,
+            lease=self.token,
+            device_stamp=sample.stamp,
+            dead_man=sample.dead_man,
+            axes=sample.axes,
+            gripper=sample.gripper,
+            keys=sample.keys,
+            target=sample.target,
+        )
         scripted = isinstance(self.device, ScriptedOperator)
-        if sample.dead_man and not self._engaged and not scripted and self.state and Mode(self.state.mode) in JOINS:
+        if (
+            sample.dead_man
+            and not self._engaged
+            and not scripted
+            and self.state
+            and Mode(self.state.mode) in JOINS
+        ):
             self._event("takeover", self.device.name, now)
         self._engaged = sample.dead_man
         if isinstance(self.device, ScriptedOperator):
@@ -82,7 +102,8 @@ class TeleopClient:
         return sample
 
     def _rested(self, now: float) -> None:
-        """A device that rests gives control back, so that a page may hand back to the policy or label."""
+        """A device that rests gives control back, so that a page may hand back to the policy or
+        label."""
         busy = isinstance(self.device, ScriptedOperator) and self.device.doing is not Doing.WATCHING
         self._used = now if self._engaged or busy else max(self._used, self._asked)
         if now - self._used > REST_S:
@@ -90,8 +111,11 @@ class TeleopClient:
             self._lose()
 
     def _request(self, sample: Sample, now: float) -> None:
-        """Once the device is engaged, or its scripted operator has something to say; never by force."""
-        wanted = sample.dead_man or (isinstance(self.device, ScriptedOperator) and self.device.waits)
+        """Once the device is engaged, or its scripted operator has something to say; never by
+        force."""
+        wanted = sample.dead_man or (
+            isinstance(self.device, ScriptedOperator) and self.device.waits
+        )
         if wanted and now - self._asked > 0.5:
             self._asked = now
             self.link.send(Lease, valid_s=1.0, ask="request", token="", force=False)

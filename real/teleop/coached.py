@@ -22,14 +22,17 @@ _ANSWER_S = 0.1  # as long may the arm's process take
 
 
 class RemoteCoach:
-    """The `Coach` of a simulated arm in another process (`real.robots.server` at ``address``). Raises `ConfigError` for an
-    arm that knows no expert, and `DeviceLost` where no answer comes."""
+    """The `Coach` of a simulated arm in another process (`real.robots.server` at ``address``).
+    Raises `ConfigError` for an arm that knows no expert, and `DeviceLost` where no answer comes."""
 
     def __init__(self, address: str):
         self._socket, about = described(address)
         if not about["coached"]:
             self.close()
-            raise ConfigError("operator: this arm's world knows no expert (Coach), so that nobody can play a person")
+            raise ConfigError(
+                "operator: this arm's world knows no expert (Coach), so that nobody "
+                "can play a person"
+            )
         self.embodiment = EmbodimentSpec.from_dict(about["embodiment"])
         self._socket.settimeout(_ANSWER_S)
         self._numbers = itertools.count()
@@ -57,13 +60,17 @@ class RemoteCoach:
 
 
 class WorldExpert(Expert):
-    """Does what the world's expert would do, at ``speed`` times its motion: people are slower, and a hand that lags behind
-    its eyes overshoots at full speed. It leaves the labels to the simulator."""
+    """Does what the world's expert would do, at ``speed`` times its motion: people are slower, and
+    a hand that lags behind its eyes overshoots at full speed. It leaves the labels to the
+    simulator."""
 
     def __init__(self, world: Coach, speed: float = 0.3):
         """Raises `ConfigError` for a world that knows no expert."""
         if not isinstance(world, Coach):
-            raise ConfigError(f"operator: {type(world).__name__} knows no expert (Coach): nobody can play a person")
+            raise ConfigError(
+                f"operator: {type(world).__name__} knows no expert (Coach): nobody "
+                "can play a person"
+            )
         self.world, self.speed = world, speed
         self._at = -np.inf
         self._known: tuple[tuple[float, ...], float] = ((0.0,) * 6, 0.0)
@@ -78,7 +85,10 @@ class WorldExpert(Expert):
             share = np.clip(action / bounds, -1.0, 1.0)
             grips = spec.gripper != "none"
             moves = self.speed * (share[:-1] if grips else share)
-            self._known = (*moves.tolist(), *(0.0,) * (6 - len(moves))), float(share[-1]) if grips else 0.0
+            self._known = (
+                (*moves.tolist(), *(0.0,) * (6 - len(moves))),
+                float(share[-1]) if grips else 0.0,
+            )
         return self._known
 
     def outcome(self, state: State) -> str:

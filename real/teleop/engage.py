@@ -1,4 +1,5 @@
-"""When an operator's device moves the arm: a dead-man, or motion with a hysteresis; and how an absolute one joins in."""
+"""When an operator's device moves the arm: a dead-man, or motion with a hysteresis; and how an
+absolute one joins in."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ Vector = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Hysteresis:
-    """Engaged by deflection above ``on``, until it stays below ``off`` for ``hold_s`` (real_offpolicy.md §8.3, 5).
+    """Engaged by deflection above ``on``, until it stays below ``off`` for ``hold_s``
+    (real_offpolicy.md §8.3, 5).
 
-    Per-step engagement, as HIL-SERL has it, hands control back and forth in the middle of a correction.
+    Per-step engagement, as HIL-SERL has it, hands control back and forth in the middle of a
+    correction.
     """
 
     on: float = 0.1
@@ -35,7 +38,11 @@ class MotionEngage:
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now
-        if self.engaged and self._quiet_since is not None and now - self._quiet_since >= self.config.hold_s:
+        if (
+            self.engaged
+            and self._quiet_since is not None
+            and now - self._quiet_since >= self.config.hold_s
+        ):
             self.engaged = False
         return self.engaged
 
@@ -44,9 +51,11 @@ class MotionEngage:
 
 
 class Clutch:
-    """Turns positions of a device into targets: where the robot was when it was engaged, plus how far the device has gone.
+    """Turns positions of a device into targets: where the robot was when it was engaged, plus how
+    far the device has gone.
 
-    Both origins are taken anew at each engagement, so letting go, moving the hand back and engaging again moves nothing.
+    Both origins are taken anew at each engagement, so letting go, moving the hand back and engaging
+    again moves nothing.
     """
 
     def __init__(self) -> None:
@@ -64,9 +73,11 @@ class Clutch:
 
 
 class Align:
-    """An absolute leader may move its follower only once it stands where the follower stands, and not after a jump.
+    """An absolute leader may move its follower only once it stands where the follower stands, and
+    not after a jump.
 
-    ``tolerance`` is the largest difference of any joint, ``jump`` how far a joint may go between two readings.
+    ``tolerance`` is the largest difference of any joint, ``jump`` how far a joint may go between
+    two readings.
     """
 
     def __init__(self, names: Sequence[str], tolerance: float, jump: float):
@@ -89,7 +100,9 @@ class Align:
         away = [x - y for x, y in zip(leader, follower, strict=True)]
         worst = max(range(len(away)), key=lambda i: abs(away[i]))
         if abs(away[worst]) > self.tolerance:
-            return f"move the leader's {self.names[worst]} by {-away[worst]:+.2f} to where the arm is"
+            return (
+                f"move the leader's {self.names[worst]} by {-away[worst]:+.2f} to where the arm is"
+            )
         self.aligned = True
         return ""
 

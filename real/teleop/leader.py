@@ -1,8 +1,9 @@
 """A leader arm: any registered `Teleoperator` of lerobot whose actions are the follower's joints.
 
-An absolute leader never makes the follower jump. It stays disengaged until each of its joints stands where the follower's
-does (`Align`); with ``relative`` it need not, and what it does is added to where the follower was (`Clutch`). The leader's
-motors are never driven: a leader that pulls at the hand that holds it is a hazard of its own (lerobot #3385, #3506).
+An absolute leader never makes the follower jump. It stays disengaged until each of its joints
+stands where the follower's does (`Align`); with ``relative`` it need not, and what it does is added
+to where the follower was (`Clutch`). The leader's motors are never driven: a leader that pulls at
+the hand that holds it is a hazard of its own (lerobot #3385, #3506).
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Teleoperator(Protocol):
 
 @dataclass(frozen=True)
 class LeaderConfig:
-    """``type`` is lerobot's name of the device ("so101_leader"), ``options`` the fields of its config (port, id …).
+    """``type`` is lerobot's name of the device ("so101_leader"), ``options`` the fields of its
+    config (port, id …).
 
-    ``tolerance`` and ``jump`` are in the leader's units (lerobot: degrees or percent of the range). ``motion`` is how fast a
-    joint moves, in units per second, for full deflection of ``engage``: a leader engages by being moved, and stays engaged
-    while it is held still; what ends it is the operator's hand-back or pause, or a jump.
+    ``tolerance`` and ``jump`` are in the leader's units (lerobot: degrees or percent of the range).
+    ``motion`` is how fast a joint moves, in units per second, for full deflection of ``engage``: a
+    leader engages by being moved, and stays engaged while it is held still; what ends it is the
+    operator's hand-back or pause, or a jump.
     """
 
     type: str = "so101_leader"
@@ -53,17 +56,23 @@ class LeaderConfig:
 def build(config: LeaderConfig) -> Teleoperator:
     """lerobot's device. Raises as `real.lerobot_kinds.make`."""
     return make(
-        "leader arm", config.type, config.options, "lerobot.teleoperators.config:TeleoperatorConfig",
+        "leader arm",
+        config.type,
+        config.options,
+        "lerobot.teleoperators.config:TeleoperatorConfig",
         "lerobot.teleoperators.utils:make_teleoperator_from_config",
-    )  # fmt: skip
+    )
 
 
 class Leader:
-    """``names`` are the robot's action dimensions, which the leader's must be; ``device`` replaces lerobot's in tests."""
+    """``names`` are the robot's action dimensions, which the leader's must be; ``device``
+    replaces lerobot's in tests."""
 
     name = "leader"
 
-    def __init__(self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None):
+    def __init__(
+        self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None
+    ):
         self.config, self.names = config, tuple(names)
         self._device = device
         self._align = Align(self.names, config.tolerance, config.jump)
@@ -77,16 +86,19 @@ class Leader:
         device = self._device
         if set(device.action_features) != set(self.names):
             raise UserError(
-                f"the leader {self.config.type} commands {', '.join(device.action_features)}, and the robot takes "
-                f"{', '.join(self.names)}: choose a leader of the same joints"
+                f"the leader {self.config.type} commands {', '.join(device.action_features)}, and "
+                f"the robot takes {', '.join(self.names)}: choose a leader of the same joints"
             )
         try:
             device.connect(calibrate=False)
         except Exception as error:  # whatever the vendor's driver raises
-            raise UserError(f"the leader {self.config.type} does not connect: {first_line(error)}") from None
+            raise UserError(
+                f"the leader {self.config.type} does not connect: {first_line(error)}"
+            ) from None
         if not device.is_calibrated:
             raise UserError(
-                f"the leader {self.config.type} is not calibrated, or by another file: run lerobot-calibrate with its id"
+                f"the leader {self.config.type} is not calibrated, or by another file: run "
+                "lerobot-calibrate with its id"
             )
 
     def read(self, now: float, state: State | None) -> Sample:
@@ -104,14 +116,19 @@ class Leader:
         follower = state.proprio[: len(leader)]
         if len(follower) != len(leader):
             raise UserError(f"the robot says {len(follower)} joints, and the leader {len(leader)}")
-        problem = self._align.update(leader, leader if self.config.relative else follower)  # a jump counts in both
+        # a jump counts in both
+        problem = self._align.update(leader, leader if self.config.relative else follower)
         if problem:
             self._engaged = False
             self._engage.release()
             self._clutch.update(False, leader, follower)
             return Sample(now, problem=problem)
-        self._engaged = self._engaged or self._engage.update(min(moved / self.config.motion, 1.0), now)
-        target = self._clutch.update(self._engaged, leader, follower) if self.config.relative else leader
+        self._engaged = self._engaged or self._engage.update(
+            min(moved / self.config.motion, 1.0), now
+        )
+        target = (
+            self._clutch.update(self._engaged, leader, follower) if self.config.relative else leader
+        )
         return Sample(now, self._engaged, target=target if self._engaged else ())
 
     def _moved(self, leader: tuple[float, ...], now: float) -> float:

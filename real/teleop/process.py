@@ -1,5 +1,6 @@
-"""A device of an operator in a process of its own: ``python -m real.teleop.process CONFIG.json`` with socket, teleop (the
-fields of `TeleopConfig`) and names (of the robot's action). Its inputs go out at a steady rate, on the wall clock.
+"""A device of an operator in a process of its own: ``python -m real.teleop.process CONFIG.json``
+with socket, teleop (the fields of `TeleopConfig`) and names (of the robot's action). Its inputs go
+out at a steady rate, on the wall clock.
 
 A device that is lost lets go, and is opened again once a second.
 """
@@ -24,7 +25,8 @@ from real.teleop.protocol import Device
 from vla_rl.errors import ConfigError, UserError
 
 HZ = 30.0
-KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}  # and CLASSConfig
+# and CLASSConfig
+KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}
 _AGAIN_S = 1.0
 
 _M = TypeVar("_M", bound=Message)
@@ -32,7 +34,8 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True)
 class TeleopConfig:
-    """``kind`` one of `KINDS`, or "module:Class" of a `Device` that takes its ``options`` as keywords."""
+    """``kind`` one of `KINDS`, or "module:Class" of a `Device` that takes its ``options`` as
+    keywords."""
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -41,8 +44,8 @@ class TeleopConfig:
         """Not connected yet; ``names`` are the robot's action dimensions. Raises `ConfigError`."""
         if self.kind not in KINDS and ":" not in self.kind:
             raise ConfigError(
-                f"teleop={self.kind}: there is no such device, use one of {', '.join(KINDS)}, or package.module:Class; "
-                f"keyboard, mouse and gamepad work in the console's page"
+                f"teleop={self.kind}: there is no such device, use one of {', '.join(KINDS)}, or "
+                "package.module:Class; keyboard, mouse and gamepad work in the console's page"
             )
         path, given = KINDS.get(self.kind, self.kind), dict(self.options)
         device: Any = named(path)
@@ -52,7 +55,10 @@ class TeleopConfig:
             config = named(f"{path}Config")
             own = {f.name for f in dataclasses.fields(config)}
             if "options" in own:  # what is no key of this project's is the vendor's: port, id ...
-                given["options"] = {**given.get("options", {}), **{k: given.pop(k) for k in set(given) - own}}
+                given["options"] = {
+                    **given.get("options", {}),
+                    **{k: given.pop(k) for k in set(given) - own},
+                }
             return device(config(**given), names)  # type: ignore[no-any-return]
         except TypeError as error:
             raise ConfigError(f"the options of teleop={self.kind} are wrong: {error}") from None
@@ -69,7 +75,8 @@ class _Line(Line):
 
 
 def serve(client: Client, device: Device) -> None:
-    """Until the session ends. What comes is heard at once, the device is read `HZ` times a second."""
+    """Until the session ends. What comes is heard at once, the device is read `HZ` times a
+    second."""
     teleop, due, again = TeleopClient(device, _Line(client)), time.monotonic(), math.inf
     try:
         while True:

@@ -17,11 +17,13 @@ class DeviceLost(UserError):
 
 @dataclass(frozen=True)
 class Sample:
-    """The complete state of a device at ``stamp`` (seconds, this machine's clock): the fields of `real.messages.Input`.
+    """The complete state of a device at ``stamp`` (seconds, this machine's clock): the fields of
+    `real.messages.Input`.
 
-    ``axes`` are translation and rotation about x y z of the robot's base (x forward, y left, z up), each in [-1, 1], as is
-    ``gripper`` (1 closes, -1 opens, 0 leaves it). ``target`` is an absolute device's own, in the robot's action space.
-    ``problem`` says to the operator why the device is not engaged, where that is not plain.
+    ``axes`` are translation and rotation about x y z of the robot's base (x forward, y left, z up),
+    each in [-1, 1], as is ``gripper`` (1 closes, -1 opens, 0 leaves it). ``target`` is an absolute
+    device's own, in the robot's action space. ``problem`` says to the operator why the device is
+    not engaged, where that is not plain.
     """
 
     stamp: float
@@ -43,11 +45,13 @@ class Device(Protocol):
         ...
 
     def read(self, now: float, state: State | None) -> Sample:
-        """What the operator does now; ``state`` is the newest of the robot, None before the first. Raises `DeviceLost`."""
+        """What the operator does now; ``state`` is the newest of the robot, None before the
+        first. Raises `DeviceLost`."""
         ...
 
     def release(self) -> None:
-        """Forget that it was engaged: control was lost, or the mode changed. It has to be engaged anew."""
+        """Forget that it was engaged: control was lost, or the mode changed. It has to be
+        engaged anew."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
-"""A scripted operator for experiments: takes over by a rule, after a person's delay, with a person's imprecision.
+"""A scripted operator for experiments: takes over by a rule, after a person's delay, with a
+person's imprecision.
 
-Everything is drawn from one seed, and time is passed in, so a session in virtual time repeats exactly. What an operator
-knows of the task comes from an `Expert`. Defaults: shared fact sheet, runner.md §8 (129 driver studies for the reaction).
+Everything is drawn from one seed, and time is passed in, so a session in virtual time repeats
+exactly. What an operator knows of the task comes from an `Expert`. Defaults: shared fact sheet,
+runner.md §8 (129 driver studies for the reaction).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ LAG_S = 2.0  # how much of the expert's past is kept
 
 
 class Expert(Protocol):
-    """What the operator sees and would do. ``state`` is the supervisor's; a simulated task may know more."""
+    """What the operator sees and would do. ``state`` is the supervisor's; a simulated task may
+    know more."""
 
     def action(self, state: State) -> tuple[tuple[float, ...], float]:
         """Six axes in [-1, 1], and the gripper."""
@@ -50,10 +53,16 @@ class Rule(Protocol):
 
 
 class Stuck:
-    """Take over after ``patience_s`` without ``gain`` of progress; hand back after ``help_gain`` of it, or ``longest_s``."""
+    """Take over after ``patience_s`` without ``gain`` of progress; hand back after ``help_gain``
+    of it, or ``longest_s``."""
 
     def __init__(
-        self, expert: Expert, patience_s: float = 2.0, gain: float = 0.02, help_gain: float = 0.2, longest_s: float = 5.0
+        self,
+        expert: Expert,
+        patience_s: float = 2.0,
+        gain: float = 0.02,
+        help_gain: float = 0.2,
+        longest_s: float = 5.0,
     ):
         self.expert, self.patience_s, self.gain = expert, patience_s, gain
         self.help_gain, self.longest_s = help_gain, longest_s
@@ -78,7 +87,8 @@ class Stuck:
 
 
 class Random:
-    """Take over U{1..``gap``} control steps after the last time, for U{1..``length``} steps (RLIF's random rule)."""
+    """Take over U{1..``gap``} control steps after the last time, for U{1..``length``} steps
+    (RLIF's random rule)."""
 
     def __init__(self, gap: int, length: int, control_hz: float):
         self.gap, self.length, self.control_hz = gap, length, control_hz
@@ -109,10 +119,24 @@ class Values(Protocol):
 
 
 class Value:
-    """Take over where Q(s, policy) < ``alpha`` Q(s, expert), but for ``slip`` of the times; for ``steps`` steps (RLIF)."""
+    """Take over where Q(s, policy) < ``alpha`` Q(s, expert), but for ``slip`` of the times; for
+    ``steps`` steps (RLIF)."""
 
-    def __init__(self, values: Values, control_hz: float, alpha: float = 0.95, slip: float = 0.05, steps: int = 5):
-        self.values, self.control_hz, self.alpha, self.slip, self.steps = values, control_hz, alpha, slip, steps
+    def __init__(
+        self,
+        values: Values,
+        control_hz: float,
+        alpha: float = 0.95,
+        slip: float = 0.05,
+        steps: int = 5,
+    ):
+        self.values, self.control_hz, self.alpha, self.slip, self.steps = (
+            values,
+            control_hz,
+            alpha,
+            slip,
+            steps,
+        )
         self._rng, self._looked = np.random.default_rng(0), -1
 
     def begin(self, rng: np.random.Generator) -> None:
@@ -131,10 +155,12 @@ class Value:
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """``reaction_s`` plus a log-normal of median ``reaction_median_s`` and log-deviation ``reaction_sigma`` passes between
-    wanting and acting; with probability ``distracted`` the median is ``distracted_median_s``. After ``tired_after_s`` delays
-    are ``tired`` times as long. The hand is ``lag_s`` behind, ``noise`` is its error as a share of full deflection, below
-    ``dead_zone`` it does nothing. It lets go ``late_s`` (least, most) after it was enough. ``wrong_label``: share of labels.
+    """``reaction_s`` plus a log-normal of median ``reaction_median_s`` and log-deviation
+    ``reaction_sigma`` passes between wanting and acting; with probability ``distracted`` the median
+    is ``distracted_median_s``. After ``tired_after_s`` delays are ``tired`` times as long. The hand
+    is ``lag_s`` behind, ``noise`` is its error as a share of full deflection, below ``dead_zone``
+    it does nothing. It lets go ``late_s`` (least, most) after it was enough. ``wrong_label``: share
+    of labels.
     """
 
     seed: int = 0
@@ -154,7 +180,9 @@ class OperatorConfig:
     def __post_init__(self) -> None:
         for name in ("distracted", "noise", "dead_zone", "wrong_label"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"operator.{name} is {getattr(self, name)}, and 0 to 1 are allowed")
+                raise ConfigError(
+                    f"operator.{name} is {getattr(self, name)}, and 0 to 1 are allowed"
+                )
         if not 0 <= self.lag_s <= LAG_S:
             raise ConfigError(f"operator.lag_s is {self.lag_s}, and 0 to {LAG_S:g} s are allowed")
 
@@ -177,8 +205,9 @@ class Ask:
 
 @dataclass
 class ScriptedOperator:
-    """A `Device` that also asks for events (`asks`): takeover, hand_back, label and end. `called` for help it ends
-    what runs and puts things back; `asked_to_show` it takes over and keeps control until the episode's end."""
+    """A `Device` that also asks for events (`asks`): takeover, hand_back, label and end. `called`
+    for help it ends what runs and puts things back; `asked_to_show` it takes over and keeps control
+    until the episode's end."""
 
     expert: Expert
     rule: Rule
@@ -261,13 +290,20 @@ class ScriptedOperator:
         return Sample(now, True, axes, gripper, ("scripted",))
 
     def _begin(self, episode: int) -> None:
-        self._episode, self.doing, self._label, self._labelled = episode, Doing.WATCHING, None, False
+        self._episode, self.doing, self._label, self._labelled = (
+            episode,
+            Doing.WATCHING,
+            None,
+            False,
+        )
         self._past.clear()
-        self._rng = np.random.default_rng((self.config.seed, max(episode, 0)))  # episodes do not depend on each other
+        # episodes do not depend on each other
+        self._rng = np.random.default_rng((self.config.seed, max(episode, 0)))
         self.rule.begin(self._rng)
 
     def _judge(self, now: float, state: State) -> None:
-        """Label the episode a reaction time after its outcome is plain; the press is late, as a person's is."""
+        """Label the episode a reaction time after its outcome is plain; the press is late, as a
+        person's is."""
         if self._label is None and not self._labelled and (outcome := self.expert.outcome(state)):
             if self._rng.random() < self.config.wrong_label:
                 outcome = "failure" if outcome == "success" else "success"
@@ -279,14 +315,26 @@ class ScriptedOperator:
     def _decide(self, now: float, state: State, mode: Mode) -> None:
         self._drove |= mode is Mode.HUMAN
         if self.doing in (Doing.HELPING, Doing.LETTING_GO) and self._drove and mode is Mode.PAUSED:
-            self.doing, self._due = Doing.REACTING, now + self.delay(now)  # the arm holds: let go, and press anew
-        elif self.doing is Doing.WATCHING and mode is Mode.AUTO and (self._shows or self.rule.wants(state, now)):
+            # the arm holds: let go, and press anew
+            self.doing, self._due = Doing.REACTING, now + self.delay(now)
+        elif (
+            self.doing is Doing.WATCHING
+            and mode is Mode.AUTO
+            and (self._shows or self.rule.wants(state, now))
+        ):
             self.doing, self._due = Doing.REACTING, now + self.delay(now)
         elif self.doing is Doing.REACTING and now >= self._due:
             self.doing, self._since, self._drove = Doing.HELPING, now, False
             self._asks.append(Ask("takeover", self.name, now))
-        elif self.doing is Doing.HELPING and not self._shows and self.rule.enough(state, now, now - self._since):
-            self.doing, self._due = Doing.LETTING_GO, now + float(self._rng.uniform(*self.config.late_s))
+        elif (
+            self.doing is Doing.HELPING
+            and not self._shows
+            and self.rule.enough(state, now, now - self._since)
+        ):
+            self.doing, self._due = (
+                Doing.LETTING_GO,
+                now + float(self._rng.uniform(*self.config.late_s)),
+            )
         elif self.doing is Doing.LETTING_GO and now >= self._due:
             self.doing = Doing.WATCHING
             self._asks.append(Ask("hand_back", self.name, now))

@@ -1,8 +1,9 @@
 """A SpaceMouse through the kernel's hidraw device; its reports are small enough to be parsed here.
 
-Report 1 holds the translation, 2 the rotation (three little-endian 16-bit numbers each, newer devices send all six in
-report 1), 3 the buttons. The device's axes are right, towards the operator, down. It sends nothing while it rests, so one
-that died looks like one that rests, unless it died displaced: then its silence is a fault.
+Report 1 holds the translation, 2 the rotation (three little-endian 16-bit numbers each, newer
+devices send all six in report 1), 3 the buttons. The device's axes are right, towards the operator,
+down. It sends nothing while it rests, so one that died looks like one that rests, unless it died
+displaced: then its silence is a fault.
 """
 
 from __future__ import annotations
@@ -19,7 +20,22 @@ from real.teleop.engage import Hysteresis, MotionEngage
 from real.teleop.protocol import DeviceLost, Sample
 from vla_rl.errors import MissingDependency
 
-VENDORS = {0x256F: (), 0x046D: (0xC603, 0xC605, 0xC606, 0xC621, 0xC623, 0xC625, 0xC626, 0xC627, 0xC628, 0xC629, 0xC62B)}
+VENDORS = {
+    0x256F: (),
+    0x046D: (
+        0xC603,
+        0xC605,
+        0xC606,
+        0xC621,
+        0xC623,
+        0xC625,
+        0xC626,
+        0xC627,
+        0xC628,
+        0xC629,
+        0xC62B,
+    ),
+}
 FULL = 350.0  # counts at full deflection
 REPORT_BYTES = 64
 DEVICES = Path("/sys/class/hidraw")
@@ -28,9 +44,11 @@ RULE = 'SUBSYSTEM=="hidraw", ATTRS{idVendor}=="256f", MODE="0664", GROUP="input"
 
 @dataclass(frozen=True)
 class SpaceMouseConfig:
-    """``path`` of the device (empty: the first that is found). ``dead_zone`` and full deflection span the axes' range.
+    """``path`` of the device (empty: the first that is found). ``dead_zone`` and full deflection
+    span the axes' range.
 
-    ``silence_s`` without a report while displaced means that it is lost. Button 0 closes the gripper, button 1 opens it.
+    ``silence_s`` without a report while displaced means that it is lost. Button 0 closes the
+    gripper, button 1 opens it.
     """
 
     path: str = ""
@@ -67,11 +85,16 @@ class Reports:
         self.stamp = now
 
     def axes(self, dead_zone: float) -> tuple[float, ...]:
-        """Six numbers in [-1, 1] about the robot's forward, left, up: a rotation of the device's right, towards, down."""
+        """Six numbers in [-1, 1] about the robot's forward, left, up: a rotation of the device's
+        right, towards, down."""
 
         def one(counts: int) -> float:
             x = max(-1.0, min(1.0, counts / FULL))
-            return 0.0 if abs(x) < dead_zone else (abs(x) - dead_zone) / (1 - dead_zone) * (1 if x > 0 else -1)
+            return (
+                0.0
+                if abs(x) < dead_zone
+                else (abs(x) - dead_zone) / (1 - dead_zone) * (1 if x > 0 else -1)
+            )
 
         (tx, ty, tz), (rx, ry, rz) = self.translation, self.rotation
         return tuple(one(-n) for n in (ty, tx, tz, ry, rx, rz))
@@ -84,7 +107,9 @@ def find(devices: Path = DEVICES) -> str:
             lines = (entry / "device" / "uevent").read_text().splitlines()
         except OSError:
             continue
-        ids = next((line.partition("=")[2].split(":") for line in lines if line.startswith("HID_ID=")), [])
+        ids = next(
+            (line.partition("=")[2].split(":") for line in lines if line.startswith("HID_ID=")), []
+        )
         if len(ids) == 3:
             vendor, product = int(ids[1], 16), int(ids[2], 16)
             if vendor in VENDORS and (not VENDORS[vendor] or product in VENDORS[vendor]):
@@ -111,7 +136,8 @@ class SpaceMouse:
         except OSError as error:
             raise MissingDependency(
                 f"the SpaceMouse at {path} cannot be opened ({error.strerror}). Put this line into "
-                f"/etc/udev/rules.d/70-spacemouse.rules, reload the rules and plug it in again: {RULE}"
+                "/etc/udev/rules.d/70-spacemouse.rules, reload the rules and plug it in again: "
+                f"{RULE}"
             ) from None
 
     def adopt(self, handle: int) -> None:
@@ -129,7 +155,9 @@ class SpaceMouse:
                 break
             except OSError as error:
                 self.close()
-                raise DeviceLost(f"the SpaceMouse is gone: {errno.errorcode.get(error.errno or 0, error.errno)}") from None
+                raise DeviceLost(
+                    f"the SpaceMouse is gone: {errno.errorcode.get(error.errno or 0, error.errno)}"
+                ) from None
             if not report:
                 self.close()
                 raise DeviceLost("the SpaceMouse is gone")

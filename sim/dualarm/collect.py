@@ -1,4 +1,5 @@
-"""Scripted demonstrations: noise goes into what is executed, the label stays clean (DART, Laskey et al. 2017).
+"""Scripted demonstrations: noise goes into what is executed, the label stays clean (DART, Laskey et
+al. 2017).
 
 ``python -m sim.dualarm.collect`` measures how often the experts succeed, and prints a table.
 """
@@ -31,9 +32,10 @@ def collect_episode(
 ) -> dict[str, Any]:
     """Run one episode with a scripted expert; every camera is drawn at every control step.
 
-    ``noise_std`` is the std of the Gaussian added to what each joint is told, as a share of the most that it may move in a
-    control step (`sim.dualarm.simulator.MAX_STEP`); grippers get none. ``rng`` draws it (default: from the episode's seed).
-    ``speed`` scales the expert's motion. The result is `sim.recording.record_demonstration`'s.
+    ``noise_std`` is the std of the Gaussian added to what each joint is told, as a share of the
+    most that it may move in a control step (`sim.dualarm.simulator.MAX_STEP`); grippers get none.
+    ``rng`` draws it (default: from the episode's seed). ``speed`` scales the expert's motion. The
+    result is `sim.recording.record_demonstration`'s.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
     spread = noise_std * MAX_STEP * np.tile([*[1.0] * JOINTS, 0.0], 2)
@@ -46,13 +48,22 @@ def collect_episode(
     def disturb(label: np.ndarray) -> np.ndarray:
         return label + spread * rng.standard_normal(len(label))
 
-    return record_demonstration(episode, observation, act, disturb, functools.partial(simulator.step, slot))
+    return record_demonstration(
+        episode, observation, act, disturb, functools.partial(simulator.step, slot)
+    )
 
 
 def measure_expert(
-    task: str, episodes: int, noise: float, *, control: str = "joint_delta", split: str = "train", speed: float = 1.0
+    task: str,
+    episodes: int,
+    noise: float,
+    *,
+    control: str = "joint_delta",
+    split: str = "train",
+    speed: float = 1.0,
 ) -> tuple[int, float, int]:
-    """Successes, mean and largest control steps of a success, over initial states 0, 1, 2 ... of ``split``."""
+    """Successes, mean and largest control steps of a success, over initial states 0, 1, 2 ... of
+    ``split``."""
     simulator = DualArmSimulator(DualArmConfig(tasks=[task], control=control, observe="state"))
     specs = [EpisodeSpec(task, i, split=split, seed=i) for i in range(episodes)]
     runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
@@ -63,7 +74,9 @@ def measure_expert(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a Markdown table of the experts' successes per task and noise."""
     parser = argparse.ArgumentParser(prog="python -m sim.dualarm.collect", description=main.__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
+    parser.add_argument(
+        "--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK"
+    )
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.3])
     parser.add_argument("--control", default="joint_delta", choices=CONTROLS)
@@ -74,9 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for noise in options.noise:
         for task in options.tasks:
             successes, mean, longest = measure_expert(
-                task, options.episodes, noise, control=options.control, split=options.split, speed=options.speed
+                task,
+                options.episodes,
+                noise,
+                control=options.control,
+                split=options.split,
+                speed=options.speed,
             )
-            print(f"| {task} | {noise:g} | {successes} of {options.episodes} | {mean:.1f} | {longest} |", flush=True)
+            print(
+                f"| {task} | {noise:g} | {successes} of {options.episodes} | {mean:.1f} | "
+                f"{longest} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Scripted experts that read simulator state: closed-loop, one command for both arms per control step (numpy only).
+"""Scripted experts that read simulator state: closed-loop, one command for both arms per control
+step (numpy only).
 
-As in `sim.tabletop.demonstrator` an expert looks at where things are now, never at how they should have moved, so it
-recovers from noise in what is executed. Hands point down; where a hand is to go becomes joint angles by damped least squares
-from the measured ones (`sim.dualarm.kinematics`).
+As in `sim.tabletop.demonstrator` an expert looks at where things are now, never at how they should
+have moved, so it recovers from noise in what is executed. Hands point down; where a hand is to go
+becomes joint angles by damped least squares from the measured ones (`sim.dualarm.kinematics`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sim.dualarm.kinematics import ARMS, above
 from sim.dualarm.shapes import FINGERTIP, THINGS
 from sim.dualarm.tasks import GIVEN, LIFT_HEIGHT, TASKS, Task
 
-MOVE, TURN, JOINT = 0.02, 0.18, 0.075  # m, rad of the hand, rad of one joint: the most in a control step at full speed
+# m, rad of the hand, rad of one joint: the most in a control step at full speed
+MOVE, TURN, JOINT = 0.02, 0.18, 0.075
 CLEAR = 0.06  # m above the grasp point at which a hand comes over a thing
 CARRY = 0.035  # m by which what is carried is lifted over what it is put on
 CLOSED = 0.02  # of the gripper: less than this holds nothing
@@ -47,7 +49,8 @@ class Demonstrator(Protocol):
     """A scripted expert for one episode."""
 
     def act(self, state: SceneState) -> np.ndarray:
-        """What to command now [2, 7]: joint angles (rad) of each arm, and how far its gripper is to open, 0 ... 1."""
+        """What to command now [2, 7]: joint angles (rad) of each arm, and how far its gripper is
+        to open, 0 ... 1."""
         ...
 
 
@@ -57,14 +60,19 @@ class Hand:
     def __init__(self, arm: int, speed: float) -> None:
         self.arm, self.name, self._speed = arm, ARMS[arm], speed
 
-    def go(self, state: SceneState, position: np.ndarray, yaw: float, grip: float, pace: float = 1.0) -> np.ndarray:
-        """The command [7] that brings the hand, pointing down and opening along ``yaw``, nearer to ``position``."""
+    def go(
+        self, state: SceneState, position: np.ndarray, yaw: float, grip: float, pace: float = 1.0
+    ) -> np.ndarray:
+        """The command [7] that brings the hand, pointing down and opening along ``yaw``, nearer
+        to ``position``."""
         joints, pace = state.joints(self.arm), pace * self._speed
         place, frame, _ = kinematics.hand(self.name, joints)
         way, turn = position - place, kinematics.turn_between(frame, kinematics.downward(yaw))
         way = way * min(1.0, pace * MOVE / max(float(np.linalg.norm(way)), 1e-9))
         turn = turn * min(1.0, pace * TURN / max(float(np.linalg.norm(turn)), 1e-9))
-        there = kinematics.solve(self.name, place + way, kinematics.turned(frame, turn), joints, _IK_STEPS)
+        there = kinematics.solve(
+            self.name, place + way, kinematics.turned(frame, turn), joints, _IK_STEPS
+        )
         change = there - joints
         change *= min(1.0, pace * JOINT / max(float(np.abs(change).max()), 1e-9))
         return np.append(joints + change, grip)
@@ -73,15 +81,20 @@ class Hand:
         """The command [7] that brings the arm back to where it waits, open."""
         joints = state.joints(self.arm)
         change = kinematics.home(self.name) - joints
-        return np.append(joints + change * min(1.0, JOINT / max(float(np.abs(change).max()), 1e-9)), OPEN)
+        return np.append(
+            joints + change * min(1.0, JOINT / max(float(np.abs(change).max()), 1e-9)), OPEN
+        )
 
     def easy(self, position: np.ndarray, yaw: float, symmetry: float = np.pi) -> float:
         return kinematics.easy_yaw(self.name, position, yaw, symmetry)
 
     def keep(self, state: SceneState, yaw: float, symmetry: float = np.pi) -> float:
-        """``yaw`` plus the multiple of ``symmetry`` that is nearest to the present one: a load is not swung around."""
+        """``yaw`` plus the multiple of ``symmetry`` that is nearest to the present one: a load
+        is not swung around."""
         _, frame, _ = kinematics.hand(self.name, state.joints(self.arm))
-        return yaw + symmetry * round((float(np.arctan2(frame[1, 1], frame[0, 1])) - yaw) / symmetry)
+        return yaw + symmetry * round(
+            (float(np.arctan2(frame[1, 1], frame[0, 1])) - yaw) / symmetry
+        )
 
 
 class Grasp:
@@ -108,7 +121,9 @@ class Grasp:
         grasp, place = self.point(state), state.hand(self.hand.arm)
         way = grasp - place
         across, over = float(np.hypot(way[0], way[1])), -float(way[2])
-        if self._closing and (across > 0.03 or abs(over) > 0.03 or (self.holds and self._empty(state))):
+        if self._closing and (
+            across > 0.03 or abs(over) > 0.03 or (self.holds and self._empty(state))
+        ):
             self._closing, self.holds = 0, False
         if self._closing or (across < 0.008 and abs(over) < 0.008):
             self._closing += 1
@@ -159,7 +174,8 @@ class PutOn:
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
         self._target, self._goal = task.targets[0], task.goal
         self._hands = [Hand(arm, speed) for arm in (0, 1)]
-        away = max(task.zones, key=lambda name: abs(float(state.position(name)[0])))  # the thing that is not in the middle
+        # the thing that is not in the middle
+        away = max(task.zones, key=lambda name: abs(float(state.position(name)[0])))
         self._active = nearer(state, away)
         self._grasp = Grasp(self._hands[self._active], self._target)
         self._released: np.ndarray | None = None
@@ -171,7 +187,9 @@ class PutOn:
 
     def _one(self, state: SceneState) -> np.ndarray:
         hand, place = self._hands[self._active], state.hand(self._active)
-        goal = state.position(self._goal) + above(THINGS[self._goal].top + THINGS[self._target].rest)
+        goal = state.position(self._goal) + above(
+            THINGS[self._goal].top + THINGS[self._target].rest
+        )
         gap = goal - state.position(self._target)
         across = float(np.hypot(gap[0], gap[1]))
         if self._released is not None:
@@ -186,8 +204,11 @@ class PutOn:
             return hand.go(state, place, yaw, OPEN)
         safe = CARRY if across > 0.03 else min(CARRY, 0.002 + 2.0 * max(0.0, across - 0.003))
         up = float(gap[2]) + safe  # that it has to rise
-        ahead = np.array([gap[0], gap[1], 0.0]) * (1.0 if across <= 0.03 or up < 0.012 else 0.0)  # up first, then across
-        return hand.go(state, place + ahead + above(up), yaw, CLOSE, pace=1.0 if across > 0.03 else 0.6)
+        # up first, then across
+        ahead = np.array([gap[0], gap[1], 0.0]) * (1.0 if across <= 0.03 or up < 0.012 else 0.0)
+        return hand.go(
+            state, place + ahead + above(up), yaw, CLOSE, pace=1.0 if across > 0.03 else 0.6
+        )
 
     def _retreat(self, state: SceneState, place: np.ndarray, released: np.ndarray) -> np.ndarray:
         hand, apart = self._hands[self._active], state.opening(self._active) > 0.85
@@ -210,7 +231,9 @@ class LiftApart:
         if not grasp.check(state):
             return grasp.act(state)
         place = state.hand(grasp.hand.arm)
-        return grasp.hand.go(state, np.array([*place[:2], 2.0 * LIFT_HEIGHT]), grasp.yaw(state), CLOSE)
+        return grasp.hand.go(
+            state, np.array([*place[:2], 2.0 * LIFT_HEIGHT]), grasp.yaw(state), CLOSE
+        )
 
 
 class LiftTogether:
@@ -219,7 +242,9 @@ class LiftTogether:
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
         self._name = task.targets[0]
         self._hands = [Hand(arm, speed) for arm in (0, 1)]
-        self._grasps = [Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)]
+        self._grasps = [
+            Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
+        ]
 
     def act(self, state: SceneState) -> np.ndarray:
         held = [grasp.check(state) for grasp in self._grasps]
@@ -235,12 +260,15 @@ class LiftTogether:
 
 
 class HandOver:
-    """The left hand brings the stick to the middle, the right one takes its other end, then the left lets go."""
+    """The left hand brings the stick to the middle, the right one takes its other end, then the
+    left lets go."""
 
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
         self._name = task.targets[0]
         self._hands = [Hand(arm, speed) for arm in (0, 1)]
-        self._grasps = [Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)]
+        self._grasps = [
+            Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
+        ]
 
     def act(self, state: SceneState) -> np.ndarray:
         left, right = (grasp.check(state) for grasp in self._grasps)
@@ -260,11 +288,15 @@ class HandOver:
     def _let_go(self, state: SceneState, held: bool) -> np.ndarray:
         place, hand = state.hand(0), self._hands[0]
         apart = state.opening(0) > 0.85
-        return hand.go(state, place + above(0.06) if apart else place, hand.keep(state, np.pi / 2), OPEN)
+        return hand.go(
+            state, place + above(0.06) if apart else place, hand.keep(state, np.pi / 2), OPEN
+        )
 
     def _take_away(self, state: SceneState) -> np.ndarray:
         hand, place = self._hands[1], state.hand(1)
-        goal = place if state.opening(0) < 0.5 else np.array([GIVEN + 0.12, MEET[1], MEET[2] + 0.02])
+        goal = (
+            place if state.opening(0) < 0.5 else np.array([GIVEN + 0.12, MEET[1], MEET[2] + 0.02])
+        )
         return hand.go(state, goal, hand.keep(state, np.pi / 2), CLOSE)
 
 
@@ -273,8 +305,13 @@ _EXPERTS = {"ring": Ring, "place": PutOn, "stack": PutOn, "hand_over": HandOver}
 
 
 def make_demonstrator(task_id: str, state: SceneState, speed: float = 1.0) -> Demonstrator:
-    """A fresh expert for one episode of a task that begins in ``state``; ``speed`` scales its motion."""
+    """A fresh expert for one episode of a task that begins in ``state``; ``speed`` scales its
+    motion."""
     task = TASKS[task_id]
     if task.kind == "lift":
-        return LiftApart(task, state, speed) if len(task.targets) > 1 else LiftTogether(task, state, speed)
+        return (
+            LiftApart(task, state, speed)
+            if len(task.targets) > 1
+            else LiftTogether(task, state, speed)
+        )
     return _EXPERTS[task.kind](task, state, speed)

@@ -1,4 +1,5 @@
-"""What an episode has come to: success, the facts that `sim.failures` asks for, and the critics' privileged state."""
+"""What an episode has come to: success, the facts that `sim.failures` asks for, and the critics'
+privileged state."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 _NEAR = {"place": 0.025, "stack": 0.02}  # m across from the goal
 _STANDS = 0.008  # m up or down from where it should rest
-_RISE = 0.05  # m that a cap which is all the way down counts for, where failures are told by heights
+# m that a cap which is all the way down counts for, where failures are told by heights
+_RISE = 0.05
 
 
 class View:
@@ -60,8 +62,9 @@ class View:
 
 
 class Judge:
-    """Knows how one episode of a task stands; `look` after every control step. It does not refer to its `tracker`: in a ring
-    of references an episode's world would outlive it until Python next collects garbage."""
+    """Knows how one episode of a task stands; `look` after every control step. It does not refer to
+    its `tracker`: in a ring of references an episode's world would outlive it until Python next
+    collects garbage."""
 
     def __init__(self, task: Task, world: World) -> None:
         self.task, self._world, self.view = task, world, View(world)
@@ -82,7 +85,7 @@ class Judge:
         distances = [float(np.linalg.norm(self.view.hand(arm) - target)) for arm in (0, 1)]
         return bool(command[int(np.argmin(distances)), JOINTS] > 0.5)
 
-    # ----------------------------------------------------------------------------------- facts (`sim.failures.Facts`)
+    # ----------------------------------------------------------------- facts (`sim.failures.Facts`)
     def height(self, name: str) -> float:
         """Of a thing's origin; a bell rises, so to speak, as its cap goes down."""
         if THINGS[name].kind == "button":
@@ -116,12 +119,18 @@ class Judge:
                 return bool(high and (len(self.task.targets) > 1 or self.tilt(name) <= LEVEL))
             return bool(high and where[0] >= GIVEN and self.held_by("right", name) == 2)
         gap = np.abs(self.goal(name) - where)
-        return bool(np.hypot(gap[0], gap[1]) <= _NEAR[kind] and gap[2] <= _STANDS and self.tilt(name) < 3 * LEVEL)
+        return bool(
+            np.hypot(gap[0], gap[1]) <= _NEAR[kind]
+            and gap[2] <= _STANDS
+            and self.tilt(name) < 3 * LEVEL
+        )
 
-    # ----------------------------------------------------------------------------------------------------- other queries
+    # -------------------------------------------------------------------------------- other queries
     def held_by(self, arm: str, name: str) -> int:
         """How many fingers of an arm press against a thing."""
-        return sum((f"{arm}_{finger}", name) in self._touching for finger in ("finger_a", "finger_b"))
+        return sum(
+            (f"{arm}_{finger}", name) in self._touching for finger in ("finger_a", "finger_b")
+        )
 
     def tilt(self, name: str) -> float:
         """Angle (rad) between a thing's own z axis and the vertical."""
@@ -133,7 +142,8 @@ class Judge:
         return self.view.position(self.task.goal) + above(below.top + THINGS[name].rest)
 
     def success(self) -> bool:
-        """Everything in its place; what was put down is at rest and let go of, what was handed over is in one hand alone."""
+        """Everything in its place; what was put down is at rest and let go of, what was handed
+        over is in one hand alone."""
         targets = self.task.targets
         if not all(self.at_goal(name) for name in targets):
             return False
@@ -150,17 +160,35 @@ class Judge:
         for arm, name in enumerate(ARMS):
             place, turned, jacobian = kinematics.hand(name, self.view.joints(arm))
             hands.append(place)
-            parts += [place, turned[:, :2].ravel(), jacobian[:3] @ self._world.qvel(arm)[:JOINTS], [self.view.opening(arm)]]
+            parts += [
+                place,
+                turned[:, :2].ravel(),
+                jacobian[:3] @ self._world.qvel(arm)[:JOINTS],
+                [self.view.opening(arm)],
+            ]
         target = self.task.targets[0]
-        names = [*self.task.targets, *(name for name in self.task.zones if name not in self.task.targets)]
+        names = [
+            *self.task.targets,
+            *(name for name in self.task.zones if name not in self.task.targets),
+        ]
         for name in names:
             place, yaw = self.view.position(name), self.view.yaw(name)
             parts += [[1.0], place, *(place - hand for hand in hands), self._world.velocity(name)]
             parts.append([np.cos(yaw), np.sin(yaw), self.tilt(name)])
         parts.append(np.zeros(16 * (MAX_THINGS - len(names))))
-        parts.append([*(self.goal(target) - self.view.position(target)), 1.0] if self.task.goal else np.zeros(4))
-        caps = [self._world.pressed(name) if THINGS[name].kind == "button" else 0.0 for name in names]
-        parts += [caps + [0.0] * (MAX_THINGS - len(caps)), [time_left], [name == self.task.task_id for name in TASKS]]
+        parts.append(
+            [*(self.goal(target) - self.view.position(target)), 1.0]
+            if self.task.goal
+            else np.zeros(4)
+        )
+        caps = [
+            self._world.pressed(name) if THINGS[name].kind == "button" else 0.0 for name in names
+        ]
+        parts += [
+            caps + [0.0] * (MAX_THINGS - len(caps)),
+            [time_left],
+            [name == self.task.task_id for name in TASKS],
+        ]
         holds = [any(self.held_by(arm, name) == 2 for name in self.task.targets) for arm in ARMS]
         parts.append([*holds, self.at_goal(target), self.success()])
         return np.concatenate(parts).astype(np.float32)

@@ -1,8 +1,10 @@
-"""The arm's geometry: where its hand is for given joint angles, and which angles put it somewhere (numpy only).
+"""The arm's geometry: where its hand is for given joint angles, and which angles put it somewhere
+(numpy only).
 
-Six revolute joints as of a Piper (yaw, shoulder, elbow, forearm roll, wrist, hand roll), all at zero when the arm is
-stretched out along x of its base. Lengths in metres, angles in radians; both bases look along the world's y. The hand's x
-axis points out of it, its fingers open along its y axis.
+Six revolute joints as of a Piper (yaw, shoulder, elbow, forearm roll, wrist, hand roll), all at
+zero when the arm is stretched out along x of its base. Lengths in metres, angles in radians; both
+bases look along the world's y. The hand's x axis points out of it, its fingers open along its y
+axis.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ ARMS = ("left", "right")
 JOINTS = 6
 BASE_X = 0.28  # of the right arm's base; the left one's is the negative of it
 COLUMN, SHOULDER = 0.07, 0.14  # heights of the first two joints
-UPPER, FORE, ROLL = 0.21, 0.20, 0.10  # upper arm, forearm, and from the elbow to the joint that rolls the forearm
-WRIST, GRASP = 0.05, 0.13  # from the wrist to the hand's own joint, and to the point between the finger pads
+# upper arm, forearm, and from the elbow to the joint that rolls the forearm
+UPPER, FORE, ROLL = 0.21, 0.20, 0.10
+# from the wrist to the hand's own joint, and to the point between the finger pads
+WRIST, GRASP = 0.05, 0.13
 REACH = UPPER + FORE + GRASP  # from the shoulder to that point, stretched out
 QUARTER = np.pi / 2  # rad
 LOW = np.array([-2.6, -2.9, 0.0, -1.8, -1.9, -2.9])
 HIGH = np.array([2.6, 0.4, 2.9, 1.8, 1.9, 2.9])
-HOME = (0.24, 0.16, 0.16)  # m: where the right hand waits, pointing down; the left one's is its mirror image
+# m: where the right hand waits, pointing down; the left one's is its mirror image
+HOME = (0.24, 0.16, 0.16)
 AXES = "zyyxyx"  # of each joint, in its link's frame
-TURNED = tuple(i for i, axis in enumerate(AXES) if axis != "y")  # joints whose angle changes its sign where x does
+# joints whose angle changes its sign where x does
+TURNED = tuple(i for i, axis in enumerate(AXES) if axis != "y")
 _DAMPING = 0.01
 _LARGEST = 0.4  # rad: of one joint in one iteration
 _NEAR = 1e-4  # metres and radians: the solution is good enough
@@ -53,11 +59,13 @@ _FACING = rotation("z", np.pi / 2)  # from a base's frame to the world's
 
 
 def hand(arm: str, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """World position [3] of the grasp point, the hand's rotation [3, 3] and the Jacobian [6, 6] (linear, then angular)."""
+    """World position [3] of the grasp point, the hand's rotation [3, 3] and the Jacobian [6, 6]
+    (linear, then angular)."""
     turns = [rotation(axis, float(q)) for axis, q in zip(AXES, joints)]
     frame, axes, places = _FACING, np.empty((6, 3)), np.empty((6, 3))
     place = base(arm) + above(COLUMN)
-    ahead = (0.0, UPPER, ROLL, FORE - ROLL, WRIST, GRASP - WRIST)  # along x, from each joint to the next
+    # along x, from each joint to the next
+    ahead = (0.0, UPPER, ROLL, FORE - ROLL, WRIST, GRASP - WRIST)
     for i, (turn, axis) in enumerate(zip(turns, AXES)):
         axes[i], places[i] = frame[:, "xyz".index(axis)], place
         frame = frame @ turn
@@ -73,14 +81,16 @@ def hand(arm: str, joints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def easy_yaw(arm: str, position: np.ndarray, yaw: float, symmetry: float = np.pi) -> float:
-    """``yaw`` plus the multiple of ``symmetry`` (rad) that turns the last joint least, for a hand pointing down there."""
+    """``yaw`` plus the multiple of ``symmetry`` (rad) that turns the last joint least, for a
+    hand pointing down there."""
     x, y = (position - base(arm))[:2]
     neutral = np.arctan2(-x, y) + np.pi  # where the fingers open along with that joint at zero
     return yaw + symmetry * round((neutral - yaw) / symmetry)
 
 
 def downward(yaw: float) -> np.ndarray:
-    """Rotation [3, 3] of a hand that points down and opens along the horizontal direction ``yaw``."""
+    """Rotation [3, 3] of a hand that points down and opens along the horizontal direction
+    ``yaw``."""
     c, s = np.cos(yaw), np.sin(yaw)
     return np.array([[0.0, c, s], [0.0, s, -c], [-1.0, 0.0, 0.0]])
 
@@ -88,9 +98,13 @@ def downward(yaw: float) -> np.ndarray:
 def turn_between(now: np.ndarray, then: np.ndarray) -> np.ndarray:
     """World rotation vector [3] (rad) that turns ``now`` into ``then``."""
     difference = then @ now.T
-    axis = np.array([
-        difference[2, 1] - difference[1, 2], difference[0, 2] - difference[2, 0], difference[1, 0] - difference[0, 1]
-    ])  # fmt: skip
+    axis = np.array(
+        [
+            difference[2, 1] - difference[1, 2],
+            difference[0, 2] - difference[2, 0],
+            difference[1, 0] - difference[0, 1],
+        ]
+    )
     length = float(np.linalg.norm(axis))
     angle = float(np.arctan2(length, np.trace(difference) - 1.0))
     if length < 1e-9:
@@ -105,15 +119,19 @@ def turned(rotation_now: np.ndarray, by: np.ndarray) -> np.ndarray:
         return rotation_now
     x, y, z = by / angle
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return (np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * cross @ cross) @ rotation_now
+    return (
+        np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * cross @ cross
+    ) @ rotation_now
 
 
 def solve(
     arm: str, position: np.ndarray, orientation: np.ndarray, start: np.ndarray, iterations: int = 20
 ) -> np.ndarray:
-    """Joint angles [6] within their limits that bring the hand to a pose, by damped least squares from ``start``.
+    """Joint angles [6] within their limits that bring the hand to a pose, by damped least squares
+    from ``start``.
 
-    The closest that the iterations came where the pose is out of reach (Wampler 1986, doi 10.1109/TSMC.1986.289285).
+    The closest that the iterations came where the pose is out of reach (Wampler 1986, doi
+    10.1109/TSMC.1986.289285).
     """
     joints = np.clip(np.asarray(start, dtype=np.float64), LOW, HIGH)
     for _ in range(iterations):

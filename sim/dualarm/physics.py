@@ -1,8 +1,10 @@
-"""One slot's physics: both arms, the table and a task's objects in a PhysX scene of its own, without a renderer.
+"""One slot's physics: both arms, the table and a task's objects in a PhysX scene of its own,
+without a renderer.
 
-Nothing here is drawn (see `sim.dualarm.pictures`), so no Vulkan driver is needed. A world is built anew for every episode,
-in the same order each time, which takes a few milliseconds and leaves nothing of the episode before; PhysX's engine stays.
-This module imports sapien; import it only where a simulator is really built.
+Nothing here is drawn (see `sim.dualarm.pictures`), so no Vulkan driver is needed. A world is built
+anew for every episode, in the same order each time, which takes a few milliseconds and leaves
+nothing of the episode before; PhysX's engine stays. This module imports sapien; import it only
+where a simulator is really built.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def about_z(yaw: float) -> list[float]:
 
 def part_pose(part: Part) -> sapien.Pose:
     """Where a part is in its body's frame; SAPIEN's cylinders lie along x."""
-    return sapien.Pose(part.at, _TO_AXIS[part.axis] if part.kind == "cylinder" else about_z(part.yaw))
+    return sapien.Pose(
+        part.at, _TO_AXIS[part.axis] if part.kind == "cylinder" else about_z(part.yaw)
+    )
 
 
 class World:
@@ -64,14 +68,15 @@ class World:
         self._buttons: dict[str, Any] = {}
         for name, pose in poses.items():
             self._place(THINGS[name], pose)
-        self.command = np.zeros((2, JOINTS + 1))  # joint targets (rad) and how far each gripper is to open, 0 ... 1
+        # joint targets (rad) and how far each gripper is to open, 0 ... 1
+        self.command = np.zeros((2, JOINTS + 1))
         self.command[:, :JOINTS], self.command[:, JOINTS] = home, 1.0
         for arm, row in zip(self.arms, self.command):
             arm.set_qpos(np.array([*row[:JOINTS], FINGER_TRAVEL, FINGER_TRAVEL], dtype=np.float32))
         self._drive(self.command)
         self._run(_SETTLE)
 
-    # ---------------------------------------------------------------------------------------------------------- building
+    # ------------------------------------------------------------------------------------- building
     def _shapes(self, body: Any, parts: tuple[Part, ...], own: int = 0) -> None:
         """Attach the solid parts; bodies that share a bit of ``own`` do not touch each other."""
         for part in parts:
@@ -100,7 +105,9 @@ class World:
         own = 1 << (4 + ARMS.index(arm))
         links = {"base": self._link(f"{arm}_base", None, BASE, 1.0, own)}
         for link in LINKS:
-            body = links[link.name] = self._link(f"{arm}_{link.name}", links[link.parent], link.parts, link.mass, own)
+            body = links[link.name] = self._link(
+                f"{arm}_{link.name}", links[link.parent], link.parts, link.mass, own
+            )
             body.disable_gravity = True  # a real arm's controller holds its own weight
             self._connect(body, link)
         articulation = links["base"].articulation
@@ -164,7 +171,7 @@ class World:
             self.scene.add_entity(body.entity)
         self.bodies[thing.name], self._buttons[thing.name] = foot, foot.articulation
 
-    # ---------------------------------------------------------------------------------------------------------- stepping
+    # ------------------------------------------------------------------------------------- stepping
     def control_step(self, command: np.ndarray) -> None:
         """Move the drive targets to ``command`` [2, 7] and run for 1 / `CONTROL_HZ` seconds."""
         before = self.command
@@ -176,14 +183,16 @@ class World:
 
     def _drive(self, command: np.ndarray) -> None:
         fingers = command[:, JOINTS:] * FINGER_TRAVEL
-        for joint, target in zip(self._joints, np.hstack([command[:, :JOINTS], fingers, fingers]).ravel().tolist()):
+        for joint, target in zip(
+            self._joints, np.hstack([command[:, :JOINTS], fingers, fingers]).ravel().tolist()
+        ):
             joint.set_drive_target(target)
 
     def _run(self, steps: int) -> None:
         for _ in range(steps):
             self.system.step()
 
-    # ----------------------------------------------------------------------------------------------------------- queries
+    # -------------------------------------------------------------------------------------- queries
     def qpos(self, arm: int) -> np.ndarray:
         """float32 [8]: the joints (rad), then both fingers (m)."""
         return self.arms[arm].get_qpos()
@@ -197,7 +206,11 @@ class World:
     def velocity(self, name: str) -> np.ndarray:
         """Linear velocity [3] (m/s) of a thing; zeros for one that is fixed."""
         thing = THINGS[name]
-        return self.bodies[name].get_linear_velocity() if thing.kind == "free" else np.zeros(3, dtype=np.float32)
+        return (
+            self.bodies[name].get_linear_velocity()
+            if thing.kind == "free"
+            else np.zeros(3, dtype=np.float32)
+        )
 
     def pressed(self, name: str) -> float:
         """How far a bell's cap is down, 0 ... 1."""
@@ -213,7 +226,8 @@ class World:
         return found
 
     def state(self) -> np.ndarray:
-        """All joint positions, and positions and rotations of all things, as one float32 vector; for comparing."""
+        """All joint positions, and positions and rotations of all things, as one float32 vector;
+        for comparing."""
         joints = [arm.get_qpos() for arm in (*self.arms, *self._buttons.values())]
         poses = [np.concatenate([pose.p, pose.q]) for pose in map(self.pose, self.bodies)]
         return np.concatenate([*joints, *poses])

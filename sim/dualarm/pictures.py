@@ -1,8 +1,9 @@
-"""What the cameras see: one scene of things to draw per process, moved to where a slot's physics has them.
+"""What the cameras see: one scene of things to draw per process, moved to where a slot's physics
+has them.
 
-It knows no physics, is built once with everything that any task shows, and keeps SAPIEN's cameras and their compiled shaders
-as long as the process lives; what a task does not use waits out of sight. This module imports sapien and needs a Vulkan
-driver.
+It knows no physics, is built once with everything that any task shows, and keeps SAPIEN's cameras
+and their compiled shaders as long as the process lives; what a task does not use waits out of
+sight. This module imports sapien and needs a Vulkan driver.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from sim.dualarm.physics import World, part_pose
 from sim.dualarm.shapes import BASE, FLOOR, LINKS, TABLE, THINGS, Part
 
 SHADERS = {"fast": "minimal", "default": "default", "paper": "rt"}  # by look
-_HEAD_AT, _HEAD_LOOKS_AT, _HEAD_FOV = np.array([0.0, -0.24, 0.70]), np.array([0.0, 0.175, 0.0]), 1.10  # rad, across
-_WRIST_IN_HAND, _WRIST_FOV = sapien.Pose([-0.01, 0.0, 0.065], [0.9763, 0.0, 0.2164, 0.0]), 1.25  # tilted to the fingers
+# rad, across
+_HEAD_AT, _HEAD_LOOKS_AT, _HEAD_FOV = (
+    np.array([0.0, -0.24, 0.70]),
+    np.array([0.0, 0.175, 0.0]),
+    1.10,
+)
+# tilted to the fingers
+_WRIST_IN_HAND, _WRIST_FOV = sapien.Pose([-0.01, 0.0, 0.065], [0.9763, 0.0, 0.2164, 0.0]), 1.25
 _AWAY = sapien.Pose([0.0, 0.0, -9.0])
 _GROUND = (
     Part("box", (0.60, 0.45, 0.02), TABLE, (0.0, 0.15, -0.02)),
@@ -42,11 +49,17 @@ class Pictures:
         self._materials: dict[tuple[float, ...], Any] = {}
         self._body("ground", _GROUND)
         self._links = [
-            [self._body(f"{arm}_{name}", parts) for name, parts in (("base", BASE), *((k.name, k.parts) for k in LINKS))]
+            [
+                self._body(f"{arm}_{name}", parts)
+                for name, parts in (("base", BASE), *((k.name, k.parts) for k in LINKS))
+            ]
             for arm in ARMS
         ]
         self._things = {
-            name: (self._body(name, thing.parts), self._body(f"{name}_cap", thing.cap) if thing.cap else None)
+            name: (
+                self._body(name, thing.parts),
+                self._body(f"{name}_cap", thing.cap) if thing.cap else None,
+            )
             for name, thing in THINGS.items()
         }
         self._shown: tuple[str, ...] = ()
@@ -54,7 +67,10 @@ class Pictures:
 
     def _light(self, shadow: bool) -> None:
         self._scene.render_system.ambient_light = [0.45, 0.45, 0.45]
-        for direction, strength, casts in (((0.3, 0.6, -1.0), 1.6, shadow), ((-0.5, -0.4, -1.0), 0.7, False)):
+        for direction, strength, casts in (
+            ((0.3, 0.6, -1.0), 1.6, shadow),
+            ((-0.5, -0.4, -1.0), 0.7, False),
+        ):
             light = render.RenderDirectionalLightComponent()
             light.color = [strength] * 3
             light.shadow = casts
@@ -85,7 +101,9 @@ class Pictures:
 
     def _material(self, color: tuple[float, float, float]) -> Any:
         if color not in self._materials:
-            self._materials[color] = render.RenderMaterial(base_color=[*color, 1.0], roughness=0.8, specular=0.1)
+            self._materials[color] = render.RenderMaterial(
+                base_color=[*color, 1.0], roughness=0.8, specular=0.1
+            )
         return self._materials[color]
 
     def _camera(self, name: str, height: int, width: int) -> Any:
@@ -116,13 +134,19 @@ class Pictures:
                 cap.set_pose(pose * sapien.Pose([0.0, 0.0, -down]))
         for arm, name in enumerate(ARMS):
             if f"{name}_wrist" in self._cameras:
-                hand = world.arms[arm].get_links()[[k.name for k in LINKS].index("hand") + 1].entity_pose
+                hand = (
+                    world.arms[arm]
+                    .get_links()[[k.name for k in LINKS].index("hand") + 1]
+                    .entity_pose
+                )
                 self._cameras[f"{name}_wrist"].entity.set_pose(hand * _WRIST_IN_HAND)
         self._scene.render_system.step()
         images = {}
         for name, camera in self._cameras.items():
             camera.take_picture()
-            images[name] = (camera.get_picture("Color")[..., :3] * 255.0).clip(0.0, 255.0).astype(np.uint8)
+            images[name] = (
+                (camera.get_picture("Color")[..., :3] * 255.0).clip(0.0, 255.0).astype(np.uint8)
+            )
         return images
 
 

@@ -18,10 +18,11 @@ OBSERVE = ("pictures", "state")
 class DualArmConfig:
     """Which tasks, how the arms are controlled, what is seen.
 
-    ``control``: "joint_delta", how far each joint's target moves in a control step (rad), or "joint_position", where to
-    (rad); grippers are 0 closed ... 1 open in both. ``observe`` "state" shows no pictures, and the things' places in the
-    proprioception instead: that needs no Vulkan driver. ``look``: "fast" (no shadows), "default" (shadows) or "paper" (ray
-    tracing, for a GPU). ``camera_width`` 0 makes pictures square. ``horizon`` 0 keeps each task's own.
+    ``control``: "joint_delta", how far each joint's target moves in a control step (rad), or
+    "joint_position", where to (rad); grippers are 0 closed ... 1 open in both. ``observe`` "state"
+    shows no pictures, and the things' places in the proprioception instead: that needs no Vulkan
+    driver. ``look``: "fast" (no shadows), "default" (shadows) or "paper" (ray tracing, for a GPU).
+    ``camera_width`` 0 makes pictures square. ``horizon`` 0 keeps each task's own.
     """
 
     # ids of the tasks that may be asked for
@@ -48,12 +49,15 @@ class DualArmConfig:
                 raise ConfigError(f"env.{key}={names}: name each once")
         if not self.tasks or (self.observe == "pictures" and not self.cameras):
             raise ConfigError(
-                f"env needs at least one task, and a camera (or env.observe=state), got {self.tasks} and {self.cameras}"
+                "env needs at least one task, and a camera (or env.observe=state), got "
+                f"{self.tasks} and {self.cameras}"
             )
-        if not 16 <= self.camera_size <= 2048 or not (self.camera_width == 0 or 16 <= self.camera_width <= 2048):
+        if not 16 <= self.camera_size <= 2048 or not (
+            self.camera_width == 0 or 16 <= self.camera_width <= 2048
+        ):
             raise ConfigError(
-                f"env.camera_size={self.camera_size} and env.camera_width={self.camera_width}: use 16 to 2048 pixels "
-                "(width 0: as high)"
+                f"env.camera_size={self.camera_size} and env.camera_width={self.camera_width}: use "
+                "16 to 2048 pixels (width 0: as high)"
             )
         if self.horizon < 0:
             raise ConfigError(f"env.horizon={self.horizon} must be 0 (each task's own) or more")
@@ -72,7 +76,11 @@ class DualArmConfig:
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         seen = f"{self.look} look at {self.camera_width or self.camera_size}x{self.camera_size} px"
-        limit = f"at most {self.horizon} control steps" if self.horizon else "each task's own time limit"
+        limit = (
+            f"at most {self.horizon} control steps"
+            if self.horizon
+            else "each task's own time limit"
+        )
         return f"{seen if self.pictured else 'state, no pictures'}, {self.control} control, {limit}"
 
 

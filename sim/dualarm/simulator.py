@@ -1,8 +1,10 @@
-"""The embedded dual-arm suite as a `vla_rl.interfaces.Simulator`: whole chunks in one call, one rendering per decision.
+"""The embedded dual-arm suite as a `vla_rl.interfaces.Simulator`: whole chunks in one call, one
+rendering per decision.
 
-Two six-joint arms with parallel grippers on one table, eight tasks, of which three cannot be done with one arm. An episode
-is a new PhysX scene, built the same way each time (`sim.dualarm.physics`); what draws it is built once per process and
-shared by all slots (`sim.dualarm.pictures`). Pictures are RGB, upright.
+Two six-joint arms with parallel grippers on one table, eight tasks, of which three cannot be done
+with one arm. An episode is a new PhysX scene, built the same way each time (`sim.dualarm.physics`);
+what draws it is built once per process and shared by all slots (`sim.dualarm.pictures`). Pictures
+are RGB, upright.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ class DualArmSimulator:
         self.privileged_dim = PRIVILEGED_DIM
         # As float32, which is what policies send: their largest number is then the bound itself.
         bounds = (self.embodiment.action_low, self.embodiment.action_high)
-        self._low, self._high = (np.array(bound, dtype=np.float32).astype(np.float64) for bound in bounds)
+        self._low, self._high = (
+            np.array(bound, dtype=np.float32).astype(np.float64) for bound in bounds
+        )
         self._home = np.stack([kinematics.home(arm) for arm in ARMS])
         self._slots: dict[int, _Slot] = {}
         self._pictures: Pictures | None = None
 
-    # ------------------------------------------------------------------------------------------ the Simulator interface
+    # ---------------------------------------------------------------------- the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Build ``slot``'s world for the episode. `ConfigError` for a task that is not configured."""
+        """Build ``slot``'s world for the episode. `ConfigError` for a task that is not
+        configured."""
         from sim.dualarm.judge import Judge
         from sim.dualarm.physics import World
 
@@ -82,14 +87,16 @@ class DualArmSimulator:
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated else ""
-        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success, failure)
+        return SlotStep(
+            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
+        )
 
     def close(self) -> None:
         """Free worlds and renderer. May be called again."""
         self._slots.clear()
         self._pictures = None
 
-    # -------------------------------------------------------------------------------------------------------- beyond it
+    # ------------------------------------------------------------------------------------ beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; draws every configured camera."""
         s = running(self._slots, slot, over=True)
@@ -101,7 +108,8 @@ class DualArmSimulator:
         )
 
     def demonstrator(self, slot: int, speed: float = 1.0) -> Demonstrator:
-        """A fresh scripted expert for the episode that just started in ``slot``; feed it `state` at each control step."""
+        """A fresh scripted expert for the episode that just started in ``slot``; feed it `state`
+        at each control step."""
         s = running(self._slots, slot)
         return make_demonstrator(s.task.task_id, s.judge.view, speed)
 
@@ -114,32 +122,44 @@ class DualArmSimulator:
         return running(self._slots, slot, over=True).world
 
     def action(self, slot: int, command: np.ndarray) -> np.ndarray:
-        """The action [14] (physical units, within its bounds) that asks for ``command`` [2, 7], as experts give it."""
+        """The action [14] (physical units, within its bounds) that asks for ``command`` [2, 7],
+        as experts give it."""
         asked = command.copy()
         if self.config.control == "joint_delta":
             asked[:, :JOINTS] -= self.world(slot).command[:, :JOINTS]
         return np.clip(asked.ravel(), self._low, self._high)
 
     def _command(self, world: World, asked: np.ndarray) -> np.ndarray:
-        """Where the drives go in this control step [2, 7]: no faster than `MAX_STEP`, nor far ahead of the joints."""
+        """Where the drives go in this control step [2, 7]: no faster than `MAX_STEP`, nor far
+        ahead of the joints."""
         before, wanted = world.command, asked.copy()
         if self.config.control == "joint_delta":
             wanted[:, :JOINTS] += before[:, :JOINTS]
         measured = np.stack([world.qpos(arm)[:JOINTS] for arm in (0, 1)]).astype(np.float64)
-        joints = before[:, :JOINTS] + np.clip(wanted[:, :JOINTS] - before[:, :JOINTS], -MAX_STEP, MAX_STEP)
-        joints = np.clip(np.clip(joints, measured - _AHEAD, measured + _AHEAD), kinematics.LOW, kinematics.HIGH)
-        grip = before[:, JOINTS:] + np.clip(wanted[:, JOINTS:] - before[:, JOINTS:], -GRIP_STEP, GRIP_STEP)
+        joints = before[:, :JOINTS] + np.clip(
+            wanted[:, :JOINTS] - before[:, :JOINTS], -MAX_STEP, MAX_STEP
+        )
+        joints = np.clip(
+            np.clip(joints, measured - _AHEAD, measured + _AHEAD), kinematics.LOW, kinematics.HIGH
+        )
+        grip = before[:, JOINTS:] + np.clip(
+            wanted[:, JOINTS:] - before[:, JOINTS:], -GRIP_STEP, GRIP_STEP
+        )
         return np.hstack([joints, grip])
 
     def _proprio(self, s: _Slot) -> np.ndarray:
-        """float32: measured joints (rad) and gripper openings (0 ... 1); with ``observe=state`` the things as well."""
+        """float32: measured joints (rad) and gripper openings (0 ... 1); with ``observe=state``
+        the things as well."""
         view = s.judge.view
         parts = [part for arm in (0, 1) for part in (view.joints(arm), [view.opening(arm)])]
         if self.config.observe == "state":
             names = list(s.task.zones)
             for name in names:
                 down = s.world.pressed(name) if THINGS[name].kind == "button" else 0.0
-                parts += [view.position(name), [np.cos(view.yaw(name)), np.sin(view.yaw(name)), s.judge.tilt(name), down]]
+                parts += [
+                    view.position(name),
+                    [np.cos(view.yaw(name)), np.sin(view.yaw(name)), s.judge.tilt(name), down],
+                ]
             parts.append(np.zeros(7 * (MAX_THINGS - len(names))))
         return np.concatenate(parts).astype(np.float32)
 
@@ -151,7 +171,9 @@ class DualArmSimulator:
             from sim.dualarm.pictures import Pictures
 
             c = self.config
-            self._pictures = Pictures(c.pictured, c.camera_size, c.camera_width or c.camera_size, c.look)
+            self._pictures = Pictures(
+                c.pictured, c.camera_size, c.camera_width or c.camera_size, c.look
+            )
         return self._pictures.take(world)
 
 
@@ -170,12 +192,22 @@ def _embodiment(config: DualArmConfig) -> EmbodimentSpec:
     low, high = (np.append(v, e) for v, e in ((kinematics.LOW, 0.0), (kinematics.HIGH, 1.0)))
     if delta:
         low[:JOINTS], high[:JOINTS] = -MAX_STEP, MAX_STEP
-    joints = [f"{arm}_{name}" for arm in ARMS for name in (*(f"joint_{i}" for i in range(1, JOINTS + 1)), "gripper")]
-    things = [f"thing_{i}_{key}" for i in range(MAX_THINGS) for key in ("x", "y", "z", "cos", "sin", "tilt", "down")]
+    joints = [
+        f"{arm}_{name}"
+        for arm in ARMS
+        for name in (*(f"joint_{i}" for i in range(1, JOINTS + 1)), "gripper")
+    ]
+    things = [
+        f"thing_{i}_{key}"
+        for i in range(MAX_THINGS)
+        for key in ("x", "y", "z", "cos", "sin", "tilt", "down")
+    ]
     height, width = config.camera_size, config.camera_width or config.camera_size
     return EmbodimentSpec(
         name=f"dualarm_{config.control}",
-        action_names=tuple(name.replace("joint_", "d_joint_") if delta else name for name in joints),
+        action_names=tuple(
+            name.replace("joint_", "d_joint_") if delta else name for name in joints
+        ),
         action_units=(("rad",) * JOINTS + ("share",)) * 2,
         action_low=(*low.tolist(), *low.tolist()),
         action_high=(*high.tolist(), *high.tolist()),
@@ -198,6 +230,10 @@ def _mirror(config: DualArmConfig, things: list[str]) -> Mirror | None:
     kinds = dict.fromkeys(("joint", "d_joint" if config.control == "joint_delta" else "joint"))
     joints = [f"{kind}_{i}" for kind in kinds for i in range(1, JOINTS + 1)]
     turned = [f"{arm}_{kind}_{i + 1}" for arm in ARMS for kind in kinds for i in kinematics.TURNED]
-    moved = [name for name in things if name.endswith(("_x", "_sin"))] if config.observe == "state" else []
+    moved = (
+        [name for name in things if name.endswith(("_x", "_sin"))]
+        if config.observe == "state"
+        else []
+    )
     pairs = [(f"left_{name}", f"right_{name}") for name in (*joints, "gripper")]
     return Mirror((*turned, *moved), (*pairs, ("left", "right"), *([wrists] if all(seen) else [])))

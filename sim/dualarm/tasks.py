@@ -1,4 +1,5 @@
-"""The suite's tasks: what is asked for, where things start, and what the privileged state holds (numpy only)."""
+"""The suite's tasks: what is asked for, where things start, and what the privileged state holds
+(numpy only)."""
 
 from __future__ import annotations
 
@@ -27,11 +28,13 @@ _LOOSE = 0.0005  # m above its place, where a thing begins
 
 @dataclass(frozen=True)
 class Task:
-    """A task of ``kind`` "ring", "place", "stack", "lift" or "hand_over": ``targets`` are to be moved, or pressed.
+    """A task of ``kind`` "ring", "place", "stack", "lift" or "hand_over": ``targets`` are to be
+    moved, or pressed.
 
-    ``zones`` {thing: where it starts}. At random the two things change places (``swap``), and what is on the left is on the
-    right (``mirror``). Yaws are uniform in ±``max_yaw`` (rad). ``arms``: how many it needs. ``symmetric``: its scenes and
-    what is asked for look alike in a mirror that exchanges left and right.
+    ``zones`` {thing: where it starts}. At random the two things change places (``swap``), and what
+    is on the left is on the right (``mirror``). Yaws are uniform in ±``max_yaw`` (rad). ``arms``:
+    how many it needs. ``symmetric``: its scenes and what is asked for look alike in a mirror that
+    exchanges left and right.
     """
 
     spec: TaskSpec
@@ -52,7 +55,9 @@ class Task:
     @property
     def others(self) -> tuple[str, ...]:
         """Things that can be taken by mistake."""
-        return tuple(name for name in self.zones if name not in self.targets and THINGS[name].kind != "fixed")
+        return tuple(
+            name for name in self.zones if name not in self.targets and THINGS[name].kind != "fixed"
+        )
 
 
 def _ring(color: str) -> Task:
@@ -63,22 +68,36 @@ def _ring(color: str) -> Task:
             (f"give the {color} bell a push", f"tap the top of the {color} bell"),
             horizon=50,
         ),
-        "ring", (f"{color}_bell",), {"red_bell": LEFT, "blue_bell": RIGHT}, swap=True, max_yaw=0.0,
-    )  # fmt: skip
+        "ring",
+        (f"{color}_bell",),
+        {"red_bell": LEFT, "blue_bell": RIGHT},
+        swap=True,
+        max_yaw=0.0,
+    )
 
 
 def _stack(color: str, other: str) -> Task:
     return Task(
         TaskSpec(
             f"stack_{color}",
-            (f"stack the {color} block on the {other} block", f"put the {color} block on the {other} one",
-             f"place the {color} block on top of the {other} block"),
-            (f"build a tower with the {color} block on top", f"set the {color} block down on the {other} one"),
+            (
+                f"stack the {color} block on the {other} block",
+                f"put the {color} block on the {other} one",
+                f"place the {color} block on top of the {other} block",
+            ),
+            (
+                f"build a tower with the {color} block on top",
+                f"set the {color} block down on the {other} one",
+            ),
             horizon=160,
         ),
-        "stack", (f"{color}_block",), {"red_block": LEFT, "blue_block": MIDDLE}, goal=f"{other}_block",
-        swap=True, mirror=True,
-    )  # fmt: skip
+        "stack",
+        (f"{color}_block",),
+        {"red_block": LEFT, "blue_block": MIDDLE},
+        goal=f"{other}_block",
+        swap=True,
+        mirror=True,
+    )
 
 
 TASKS: dict[str, Task] = {
@@ -89,11 +108,19 @@ TASKS: dict[str, Task] = {
         Task(
             TaskSpec(
                 "place_cup",
-                ("put the cup on the coaster", "place the green cup on the coaster", "move the cup onto the coaster"),
+                (
+                    "put the cup on the coaster",
+                    "place the green cup on the coaster",
+                    "move the cup onto the coaster",
+                ),
                 ("set the cup down on the round coaster", "bring the green cup to the coaster"),
                 horizon=160,
             ),
-            "place", ("cup",), {"cup": LEFT, "coaster": MIDDLE}, goal="coaster", mirror=True,
+            "place",
+            ("cup",),
+            {"cup": LEFT, "coaster": MIDDLE},
+            goal="coaster",
+            mirror=True,
             symmetric=False,  # handles point to the right
         ),
         _stack("red", "blue"),
@@ -105,42 +132,70 @@ TASKS: dict[str, Task] = {
                 ("take both blocks off the table", "hold up the two blocks at once"),
                 horizon=80,
             ),
-            "lift", ("red_block", "blue_block"), {"red_block": LEFT, "blue_block": RIGHT}, swap=True, arms=2,
+            "lift",
+            ("red_block", "blue_block"),
+            {"red_block": LEFT, "blue_block": RIGHT},
+            swap=True,
+            arms=2,
         ),
         Task(
             TaskSpec(
                 "lift_bar",
-                ("lift the bar with both hands", "pick up the bar by its two grips", "raise the bar and keep it level"),
+                (
+                    "lift the bar with both hands",
+                    "pick up the bar by its two grips",
+                    "raise the bar and keep it level",
+                ),
                 ("take the bar off the table with two hands", "hold the bar up level"),
                 horizon=90,
             ),
-            "lift", ("bar",), {"bar": BAR}, max_yaw=0.15, arms=2,
+            "lift",
+            ("bar",),
+            {"bar": BAR},
+            max_yaw=0.15,
+            arms=2,
         ),
         Task(
             TaskSpec(
                 "hand_over",
-                ("hand the stick over to the right arm", "pass the stick from left to right",
-                 "give the stick to the right hand"),
-                ("let the right arm take the stick from the left one", "move the stick into the right hand"),
+                (
+                    "hand the stick over to the right arm",
+                    "pass the stick from left to right",
+                    "give the stick to the right hand",
+                ),
+                (
+                    "let the right arm take the stick from the left one",
+                    "move the stick into the right hand",
+                ),
                 horizon=200,
             ),
-            "hand_over", ("stick",), {"stick": FAR_LEFT}, max_yaw=0.25, arms=2, symmetric=False,
+            "hand_over",
+            ("stick",),
+            {"stick": FAR_LEFT},
+            max_yaw=0.25,
+            arms=2,
+            symmetric=False,
         ),
     )
-}  # fmt: skip
+}
 
 MAX_THINGS = 2  # of a task
 STAGES = ("left_holds", "right_holds", "at_goal", "success")
-# privileged state: per arm hand position, two columns of its rotation, velocity, gripper opening · per thing: there,
-# position, from the left hand, from the right hand, velocity, yaw as cos and sin, tilt · the target's way to its goal,
-# whether there is one · caps down · time left · task · stages
+# privileged state: per arm hand position, two columns of its rotation, velocity, gripper opening ·
+# per thing: there, position, from the left hand, from the right hand, velocity, yaw as cos and sin,
+# tilt · the target's way to its goal, whether there is one · caps down · time left · task · stages
 PRIVILEGED_DIM = 2 * 13 + MAX_THINGS * 16 + 4 + MAX_THINGS + 1 + len(TASKS) + len(STAGES)
 
 
 def place_things(task: Task, init_state_id: int, split: str) -> dict[str, np.ndarray]:
-    """Initial poses {thing: [x, y, z, yaw]} (m, rad); the two splits' placements never share a lattice cell. Tasks with the
-    same things in the same zones begin alike, so what is to be done is in the instruction alone."""
-    rng = splits.rng(next(name for name, other in TASKS.items() if other.zones == task.zones), init_state_id, split)
+    """Initial poses {thing: [x, y, z, yaw]} (m, rad); the two splits' placements never share a
+    lattice cell. Tasks with the same things in the same zones begin alike, so what is to be done is
+    in the instruction alone."""
+    rng = splits.rng(
+        next(name for name, other in TASKS.items() if other.zones == task.zones),
+        init_state_id,
+        split,
+    )
     names = list(task.zones)
     zones = dict(task.zones)
     if task.swap and rng.random() < 0.5:
@@ -155,4 +210,3 @@ def place_things(task: Task, init_state_id: int, split: str) -> dict[str, np.nda
         loose = _LOOSE if THINGS[name].kind == "free" else 0.0
         poses[name] = np.array([x, y, THINGS[name].rest + loose, yaw])
     return poses
-

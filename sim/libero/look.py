@@ -1,8 +1,10 @@
-"""How a LIBERO scene is drawn: the benchmark's own pixels ("exact", the default), or the same scene drawn cheaply ("light").
+"""How a LIBERO scene is drawn: the benchmark's own pixels ("exact", the default), or the same scene
+drawn cheaply ("light").
 
-The light look changes what only rendering reads, so the physics is the same bit by bit: no reflections, multi-sampling,
-shadows or sky, smaller textures, and visual meshes with fewer faces. A mesh is thinned by vertex clustering (Rossignac and
-Borrel 1993): vertices that share a cell of a grid become one, and faces that collapse are left out.
+The light look changes what only rendering reads, so the physics is the same bit by bit: no
+reflections, multi-sampling, shadows or sky, smaller textures, and visual meshes with fewer faces. A
+mesh is thinned by vertex clustering (Rossignac and Borrel 1993): vertices that share a cell of a
+grid become one, and faces that collapse are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ FEWEST = 300  # faces; smaller meshes stay as they are
 
 @dataclass
 class Look:
-    """The look of a world, applied before (`edit_xml`) and after (`edit_model`) its model is compiled."""
+    """The look of a world, applied before (`edit_xml`) and after (`edit_model`) its model is
+    compiled."""
 
     name: str
 
@@ -30,7 +33,8 @@ class Look:
         return xml if self.name == "exact" else textures.smaller(xml)
 
     def edit_model(self, model: mujoco.MjModel) -> None:
-        """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""
+        """Set what rendering reads off the compiled ``model``; call it before the model's
+        `MjrContext` is made."""
         if self.name == "exact":
             return
         drop_costly_effects(model)
@@ -45,7 +49,8 @@ class Look:
 
 
 def thin(model: mujoco.MjModel, mesh: int, cells: int = CELLS) -> None:
-    """Let a mesh be drawn with fewer faces. Collisions read its vertices and hull, not its faces, and stay the same."""
+    """Let a mesh be drawn with fewer faces. Collisions read its vertices and hull, not its
+    faces, and stay the same."""
     first, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
     start, vertices = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     points = model.mesh_vert[start : start + vertices]
@@ -54,7 +59,9 @@ def thin(model: mujoco.MjModel, mesh: int, cells: int = CELLS) -> None:
     size = float((points.max(axis=0) - low).max()) / cells
     if size <= 0.0:
         return
-    _, cluster = np.unique(np.floor((points - low) / size).astype(np.int64), axis=0, return_inverse=True)
+    _, cluster = np.unique(
+        np.floor((points - low) / size).astype(np.int64), axis=0, return_inverse=True
+    )
     cluster = cluster.reshape(-1)
     # The vertex nearest to its cluster's mean stands for the cluster.
     number = np.bincount(cluster)
@@ -63,13 +70,18 @@ def thin(model: mujoco.MjModel, mesh: int, cells: int = CELLS) -> None:
     order = np.lexsort((distance, cluster))
     chosen = order[np.searchsorted(cluster[order], np.arange(len(number)))]
     corners = cluster[faces]
-    keep = (corners[:, 0] != corners[:, 1]) & (corners[:, 1] != corners[:, 2]) & (corners[:, 0] != corners[:, 2])
+    keep = (
+        (corners[:, 0] != corners[:, 1])
+        & (corners[:, 1] != corners[:, 2])
+        & (corners[:, 0] != corners[:, 2])
+    )
     # Of faces with the same three clusters one is enough.
     _, unique = np.unique(np.sort(corners[keep], axis=1), axis=0, return_index=True)
     kept = np.flatnonzero(keep)[np.sort(unique)]
     if not 0 < len(kept) < count:
         return
-    # A vertex that stands for a cluster brings its own normal and texture coordinate, from any face that uses it.
+    # A vertex that stands for a cluster brings its own normal and texture coordinate, from any face
+    # that uses it.
     replaced = chosen[corners[kept]]
     for name in ("mesh_facenormal", "mesh_facetexcoord"):
         table = getattr(model, name)

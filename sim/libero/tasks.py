@@ -1,7 +1,8 @@
-"""The suites and their tasks: names, texts, files and goals, read without importing the LIBERO package (numpy-free).
+"""The suites and their tasks: names, texts, files and goals, read without importing the LIBERO
+package (numpy-free).
 
-A task id is ``suite/number`` with the number of the suite's published order: ``libero_object/3``. Where tasks are asked
-for, the bare number and the name of the BDDL file are understood too.
+A task id is ``suite/number`` with the number of the suite's published order: ``libero_object/3``.
+Where tasks are asked for, the bare number and the name of the BDDL file are understood too.
 """
 
 from __future__ import annotations
@@ -16,17 +17,27 @@ from pathlib import Path
 from sim.libero import package
 from vla_rl.errors import ConfigError, UserError
 
-# Control steps an episode may last, after settling: those of the OpenVLA-OFT evaluation (run_libero_eval.py).
-HORIZONS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+# Control steps an episode may last, after settling: those of the OpenVLA-OFT evaluation
+# (run_libero_eval.py).
+HORIZONS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
 SUITES = tuple(HORIZONS)
-PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}  # name -> arguments
+# name -> arguments
+PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
-HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9  # numbers of the privileged state for the hand, each object, each goal part
+# numbers of the privileged state for the hand, each object, each goal part
+HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a BDDL file says. ``objects`` and ``fixtures`` {name: category}; ``goal``: predicates, all of which must hold."""
+    """What a BDDL file says. ``objects`` and ``fixtures`` {name: category}; ``goal``:
+    predicates, all of which must hold."""
 
     name: str
     language: str
@@ -38,7 +49,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a suite. ``instruction`` is made of the file's name, as the published evaluations do."""
+    """One task of a suite. ``instruction`` is made of the file's name, as the published
+    evaluations do."""
 
     task_id: str
     suite: str
@@ -74,7 +86,8 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def find_tasks(suite: str, wanted: Sequence[str]) -> tuple[Task, ...]:
-    """The tasks that ``wanted`` names (ids, numbers or BDDL names), or all. `ConfigError` for one that does not exist."""
+    """The tasks that ``wanted`` names (ids, numbers or BDDL names), or all. `ConfigError` for
+    one that does not exist."""
     tasks = suite_tasks(suite)
     if not wanted:
         return tasks
@@ -82,8 +95,8 @@ def find_tasks(suite: str, wanted: Sequence[str]) -> tuple[Task, ...]:
     missing = [name for name in wanted if str(name) not in known]
     if missing:
         raise ConfigError(
-            f"libero tasks={missing[0]!r} is unknown: use {suite}/0 to {suite}/{len(tasks) - 1}, or the name of a BDDL file "
-            f"of that suite, such as {tasks[0].name}."
+            f"libero tasks={missing[0]!r} is unknown: use {suite}/0 to {suite}/{len(tasks) - 1}, "
+            f"or the name of a BDDL file of that suite, such as {tasks[0].name}."
         )
     return tuple(dict.fromkeys(known[str(name)] for name in wanted))
 
@@ -98,30 +111,35 @@ def _names(folder: Path) -> dict[str, list[str]]:
 
 
 def instruction_of(name: str) -> str:
-    """The text of a BDDL name; those of LIBERO-100 carry their scene in front: KITCHEN_SCENE3_turn_on_the_stove."""
+    """The text of a BDDL name; those of LIBERO-100 carry their scene in front:
+    KITCHEN_SCENE3_turn_on_the_stove."""
     return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
 
 
-# ---------------------------------------------------------------------------------------------------------------- BDDL
+# --------------------------------------------------------------------------------------------- BDDL
 def read_problem(path: str | Path) -> Problem:
-    """Parse a BDDL file. Raises `UserError` that names file and place where it is missing or no such problem."""
+    """Parse a BDDL file. Raises `UserError` that names file and place where it is missing or no
+    such problem."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"The task file {path} cannot be read ({error}). Reinstall the LIBERO package (hf-libero)."
+            f"The task file {path} cannot be read ({error}). Reinstall the LIBERO package "
+            "(hf-libero)."
         ) from error
     try:
         return _problem(_parse(text))
     except ValueError as error:
         raise UserError(
-            f"{path} is no BDDL problem: {error}. Put back the file of the LIBERO package (reinstall hf-libero)."
+            f"{path} is no BDDL problem: {error}. Put back the file of the LIBERO package "
+            "(reinstall hf-libero)."
         ) from error
 
 
 def _parse(text: str) -> list:
-    """Nested lists of the words between parentheses. ``ValueError`` names the line where they do not match."""
+    """Nested lists of the words between parentheses. ``ValueError`` names the line where they do
+    not match."""
     stack: list[tuple[list, int]] = [([], 0)]
     for number, line in enumerate(text.splitlines(), start=1):
         for word in re.findall(r"[()]|[^\s()]+", line.split(";")[0]):
@@ -147,7 +165,9 @@ def _problem(tree: list) -> Problem:
         if not groups.get(name) and name not in (":objects", ":fixtures"):
             raise ValueError(f"({name} ...) is missing")
     goal = groups[":goal"][0]
-    clauses = goal[1:] if isinstance(goal, list) and goal and str(goal[0]).lower() == "and" else [goal]
+    clauses = (
+        goal[1:] if isinstance(goal, list) and goal and str(goal[0]).lower() == "and" else [goal]
+    )
     predicates = tuple(_predicate(clause) for clause in clauses)
     if not predicates:
         raise ValueError("its goal is empty")
@@ -165,7 +185,10 @@ def _predicate(clause: object) -> tuple[str, ...]:
     words = tuple(str(word) for word in clause) if isinstance(clause, list) else ()
     name = words[0].lower() if words else ""
     if PREDICATES.get(name) != len(words) - 1:
-        raise ValueError(f"its goal has the part {clause!r}, expected one of {', '.join(PREDICATES)} with its arguments")
+        raise ValueError(
+            f"its goal has the part {clause!r}, expected one of "
+            f"{', '.join(PREDICATES)} with its arguments"
+        )
     return (name, *words[1:])
 
 

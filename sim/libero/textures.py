@@ -1,4 +1,5 @@
-"""Smaller copies of a scene's textures for the light look: LIBERO's own have up to 4096 pixels a side."""
+"""Smaller copies of a scene's textures for the light look: LIBERO's own have up to 4096 pixels a
+side."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ _TEXTURE = re.compile(r'(<texture\b[^>]*?\bfile=")([^"]+)(")')
 
 
 def smaller(xml: str) -> str:
-    """The XML with every texture file of more than `LARGEST` pixels a side replaced by a smaller copy, made once and kept
-    in ``~/.cache/vla_rl/libero/textures``. What cannot be read, or no copy written of, stays as it is."""
+    """The XML with every texture file of more than `LARGEST` pixels a side replaced by a smaller
+    copy, made once and kept in ``~/.cache/vla_rl/libero/textures``. What cannot be read, or no copy
+    written of, stays as it is."""
     return _TEXTURE.sub(lambda found: found[1] + _copy(found[2]) + found[3], xml)
 
 
@@ -27,7 +29,9 @@ def _copy(file: str) -> str:
     try:
         source = Path(file)
         status = source.stat()
-        key = hashlib.sha256(f"{source.resolve()} {status.st_size} {status.st_mtime_ns} {LARGEST}".encode()).hexdigest()[:24]
+        key = hashlib.sha256(
+            f"{source.resolve()} {status.st_size} {status.st_mtime_ns} {LARGEST}".encode()
+        ).hexdigest()[:24]
         target = Path("~/.cache/vla_rl/libero/textures").expanduser() / f"{key}.png"
         if target.is_file():
             return str(target)

@@ -1,9 +1,10 @@
 """``vla-rl libero verify``: is LIBERO here the published benchmark, to the bit and the pixel?
 
-``published.npz`` beside this file was made by LIBERO's own `OffScreenRenderEnv` in the loop of published evaluations (seed 0
-once, then per episode reset, initial state, ten resting control steps), with the published assets, under a verified MuJoCo:
-for each task its first states as hashes of joint positions and velocities and of both pictures at 256 px, with positions in
-single precision and means over blocks of the pictures for machines that round or draw otherwise.
+``published.npz`` beside this file was made by LIBERO's own `OffScreenRenderEnv` in the loop of
+published evaluations (seed 0 once, then per episode reset, initial state, ten resting control
+steps), with the published assets, under a verified MuJoCo: for each task its first states as hashes
+of joint positions and velocities and of both pictures at 256 px, with positions in single precision
+and means over blocks of the pictures for machines that round or draw otherwise.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ TABLE = Path(__file__).with_name("published.npz")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 SIZE = 256  # pixels
 BLOCKS = 8  # per side, of which means are kept
-# Another processor or numpy rounds otherwise, and contacts amplify that; MuJoCo 3.8.1 moves objects by 1.6 to 540 mm.
+# Another processor or numpy rounds otherwise, and contacts amplify that; MuJoCo 3.8.1 moves objects
+# by 1.6 to 540 mm.
 CLOSE = 1e-4  # m or rad of any joint position
-# Another OpenGL driver filters textures and edges otherwise; MuJoCo 3.8.1 darkens floors by 55 of 255 levels.
+# Another OpenGL driver filters textures and edges otherwise; MuJoCo 3.8.1 darkens floors by 55 of
+# 255 levels.
 ALIKE = 4.0  # levels of any block's mean
 
 
 @dataclass(frozen=True)
 class Row:
-    """One initial state of a task after its waits. ``pictures`` as LIBERO gives them (not turned), by `CAMERAS`."""
+    """One initial state of a task after its waits. ``pictures`` as LIBERO gives them (not
+    turned), by `CAMERAS`."""
 
     task: str
     number: int
@@ -48,9 +52,19 @@ class Row:
         """``data``: MuJoCo's; ``pictures`` {camera: uint8 [SIZE SIZE 3]}."""
         side = SIZE // BLOCKS
         seen = [np.ascontiguousarray(pictures[name]) for name in CAMERAS]
-        means = [p.reshape(BLOCKS, side, BLOCKS, side, 3).mean(axis=(1, 3)).round().astype(np.uint8) for p in seen]
+        means = [
+            p.reshape(BLOCKS, side, BLOCKS, side, 3).mean(axis=(1, 3)).round().astype(np.uint8)
+            for p in seen
+        ]
         state = np.concatenate([data.qpos, data.qvel])
-        return cls(task, number, _hash(state), tuple(map(_hash, seen)), data.qpos.astype(np.float32), np.stack(means))
+        return cls(
+            task,
+            number,
+            _hash(state),
+            tuple(map(_hash, seen)),
+            data.qpos.astype(np.float32),
+            np.stack(means),
+        )
 
 
 def _hash(array: np.ndarray) -> str:
@@ -82,23 +96,34 @@ def read_table(path: Path = TABLE) -> tuple[list[Row], dict[str, Any]]:
     ends = np.cumsum(table["length"])
     rows = [
         Row(
-            str(table["task"][i]), int(table["number"][i]), str(table["state"][i]), tuple(map(str, table["pictures"][i])),
-            table["qpos"][ends[i] - table["length"][i] : ends[i]], table["blocks"][i],
+            str(table["task"][i]),
+            int(table["number"][i]),
+            str(table["state"][i]),
+            tuple(map(str, table["pictures"][i])),
+            table["qpos"][ends[i] - table["length"][i] : ends[i]],
+            table["blocks"][i],
         )
         for i in range(len(ends))
-    ]  # fmt: skip
+    ]
     return rows, json.loads(table["about"].tobytes())
 
 
 def compared(wanted: Row, found: Row, same_driver: bool) -> tuple[str, bool]:
-    """(how they compare, whether that passes): states bit by bit, else within `CLOSE`; pictures byte by byte under the
-    driver that the table was made with, else by the means over their blocks."""
+    """(how they compare, whether that passes): states bit by bit, else within `CLOSE`; pictures
+    byte by byte under the driver that the table was made with, else by the means over their
+    blocks."""
     if wanted.state == found.state:
         said, good = "state equal", True
     else:
-        gap = float(np.abs(wanted.qpos - found.qpos).max()) if wanted.qpos.shape == found.qpos.shape else np.inf
+        gap = (
+            float(np.abs(wanted.qpos - found.qpos).max())
+            if wanted.qpos.shape == found.qpos.shape
+            else np.inf
+        )
         good = gap <= CLOSE
-        said = f"state within {gap:.1e}, not bit for bit" if good else f"state off by up to {gap:.1e}"
+        said = (
+            f"state within {gap:.1e}, not bit for bit" if good else f"state off by up to {gap:.1e}"
+        )
     if wanted.pictures == found.pictures:
         return f"{said}, pictures equal", good
     gap = float(np.abs(wanted.blocks.astype(float) - found.blocks).max())
@@ -107,23 +132,36 @@ def compared(wanted: Row, found: Row, same_driver: bool) -> tuple[str, bool]:
 
 
 def verify(tasks: Iterable[str] = (), folder: str = "") -> Iterator[str]:
-    """A line for each of ``tasks`` (ids; none: all that the table has), and one for all. ``folder``: see ``env.assets``.
+    """A line for each of ``tasks`` (ids; none: all that the table has), and one for all.
+    ``folder``: see ``env.assets``.
 
-    Raises `ConfigError` for a task that the table does not have, `UserError` where LIBERO here is another benchmark, before
-    anything is simulated where versions or assets tell, else after the last line.
+    Raises `ConfigError` for a task that the table does not have, `UserError` where LIBERO here is
+    another benchmark, before anything is simulated where versions or assets tell, else after the
+    last line.
     """
     rows, about = read_table()
     known = dict.fromkeys(row.task for row in rows)
     wanted = list(tasks) or list(known)
     if missing := [name for name in wanted if name not in known]:
-        raise ConfigError(f"--task {missing[0]} is not in the table of published states, which has {', '.join(known)}")
+        raise ConfigError(
+            f"--task {missing[0]} is not in the table of published states, which has "
+            f"{', '.join(known)}"
+        )
     copy = assets.judged(package.find_assets(folder))
-    if problems := [*fidelity.package_problems(fidelity.versions()), *fidelity.asset_problems(copy)]:
+    if problems := [
+        *fidelity.package_problems(fidelity.versions()),
+        *fidelity.asset_problems(copy),
+    ]:
         raise UserError(f"LIBERO here is not the published benchmark: {'; '.join(problems)}")
-    yield f"table: {about['mujoco']} of MuJoCo, {about['driver']}; here {fidelity.versions()['mujoco']}, {copy}"
+    yield (
+        f"table: {about['mujoco']} of MuJoCo, {about['driver']}; here "
+        f"{fidelity.versions()['mujoco']}, {copy}"
+    )
     bad: list[str] = []
     for task in wanted:
-        said, good = _verified(task, [row for row in rows if row.task == task], about["driver"], folder)
+        said, good = _verified(
+            task, [row for row in rows if row.task == task], about["driver"], folder
+        )
         bad += [] if good else [task]
         yield f"{task}: {said}"
     if bad:
@@ -136,9 +174,15 @@ def _verified(task: str, rows: list[Row], driver: str, folder: str) -> tuple[str
 
     suite, number = task.split("/")
     config = LiberoConfig(
-        suite=suite, tasks=[number], cameras=list(CAMERAS), camera_size=SIZE, rotate_images=False, init_states="official",
-        fixtures="loop", assets=folder,
-    )  # fmt: skip
+        suite=suite,
+        tasks=[number],
+        cameras=list(CAMERAS),
+        camera_size=SIZE,
+        rotate_images=False,
+        init_states="official",
+        fixtures="loop",
+        assets=folder,
+    )
     simulator, said = LiberoSimulator(config), []
     try:
         for row in rows:

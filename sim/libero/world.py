@@ -1,4 +1,5 @@
-"""One compiled MuJoCo world of LIBERO: its physics, what is drawn of it, and snapshots of its state."""
+"""One compiled MuJoCo world of LIBERO: its physics, what is drawn of it, and snapshots of its
+state."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ POSES = ("body_pos", "body_quat")  # what LIBERO changes in a model to place fix
 _MAX_GEOMS = 1000  # that robosuite draws
 
 Edits = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7], [[0, 0, 1]])}.
-Those of "tex_data" are whole textures."""
+"""Changes of a model: {field of `mujoco.MjModel`: (rows, values)}, for instance {"body_pos": ([7],
+[[0, 0, 1]])}. Those of "tex_data" are whole textures."""
 
 
 @dataclass
 class Snapshot:
-    """What an episode starts from: physics, controller, clock, what was seen last, and the model's edits."""
+    """What an episode starts from: physics, controller, clock, what was seen last, and the
+    model's edits."""
 
     physics: np.ndarray
     control: Any
@@ -41,9 +43,12 @@ class Snapshot:
 
 
 class World:
-    """A compiled model, its edits in force, and its renderer. One GL context serves all worlds of a process."""
+    """A compiled model, its edits in force, and its renderer. One GL context serves all worlds
+    of a process."""
 
-    def __init__(self, model: mujoco.MjModel, look: Any, cameras: Sequence[CameraSpec], gl: Any) -> None:
+    def __init__(
+        self, model: mujoco.MjModel, look: Any, cameras: Sequence[CameraSpec], gl: Any
+    ) -> None:
         self.model, self.look, self._cameras, self._gl = model, look, tuple(cameras), gl
         self._edits: Edits = {}
         self._pristine = {name: getattr(model, name).copy() for name in POSES}
@@ -66,7 +71,8 @@ class World:
         self._edits = edits
 
     def _textures(self, edits: Edits) -> set[int]:
-        """The textures that ``edits`` change: whole ones, so the first number of each is among the rows."""
+        """The textures that ``edits`` change: whole ones, so the first number of each is among
+        the rows."""
         if "tex_data" not in edits:
             return set()
         return set(np.flatnonzero(np.isin(self.model.tex_adr, edits["tex_data"][0])).tolist())
@@ -77,7 +83,8 @@ class World:
             getattr(self.model, name)[:] = self._pristine[name]
 
     def render(self, qpos: np.ndarray, edits: Edits, rotate: bool) -> dict[str, np.ndarray]:
-        """Pictures uint8 [H W 3] per camera of joint positions ``qpos`` (LIBERO's, or turned by 180 degrees)."""
+        """Pictures uint8 [H W 3] per camera of joint positions ``qpos`` (LIBERO's, or turned by
+        180 degrees)."""
         self._open_renderer()
         self.apply(edits)
         model, data = self.model, self._scratch
@@ -86,7 +93,8 @@ class World:
         mujoco.mj_comPos(model, data)
         mujoco.mj_camlight(model, data)
         self._gl.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # worlds share the GL context
+        # worlds share the GL context
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         for texture in self._stale:
             mujoco.mjr_uploadTexture(model, self._context, texture)
         self._stale.clear()
@@ -94,7 +102,13 @@ class World:
         for camera in self._cameras:
             self._camera.fixedcamid = self._camera_id[camera.name]
             mujoco.mjv_updateScene(
-                model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._drawing
+                model,
+                data,
+                self._option,
+                self._perturb,
+                self._camera,
+                mujoco.mjtCatBit.mjCAT_ALL,
+                self._drawing,
             )
             viewport = mujoco.MjrRect(0, 0, camera.width, camera.height)
             mujoco.mjr_render(viewport, self._drawing, self._context)
@@ -104,7 +118,8 @@ class World:
         return images
 
     def _open_renderer(self) -> None:
-        """At the first picture: uploading meshes and textures takes its time, and stepping needs neither."""
+        """At the first picture: uploading meshes and textures takes its time, and stepping needs
+        neither."""
         if self._context is not None:
             return
         model = self.model

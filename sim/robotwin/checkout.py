@@ -1,9 +1,11 @@
-"""A user's own RoboTwin checkout, handled from outside: what it lacks, what it needs on import, and its hash.
+"""A user's own RoboTwin checkout, handled from outside: what it lacks, what it needs on import, and
+its hash.
 
-Nothing of it is copied or changed. Its code reads assets below the folder ``ASSETS_PATH`` and the working directory, reads
-two lists of objects as it is imported, imports packages that only point clouds need, and chooses ray tracing for every
-camera. So worker processes work in a folder of their own, which links to the assets that are there and has empty lists where
-there are none, and find a stand-in where such a package is not installed.
+Nothing of it is copied or changed. Its code reads assets below the folder ``ASSETS_PATH`` and the
+working directory, reads two lists of objects as it is imported, imports packages that only point
+clouds need, and chooses ray tracing for every camera. So worker processes work in a folder of their
+own, which links to the assets that are there and has empty lists where there are none, and find a
+stand-in where such a package is not installed.
 """
 
 from __future__ import annotations
@@ -34,15 +36,34 @@ if TYPE_CHECKING:
     from sim.robotwin.settings import RoboTwinConfig
 
 SHADERS = {"fast": "minimal", "default": "default", "paper": "rt"}  # by look
-# Downloads of the checkout's own scripts, by the folder that they unpack into: name and size of the archive.
+# Downloads of the checkout's own scripts, by the folder that they unpack into: name and size of the
+# archive.
 ARCHIVES = {
     "embodiments": ("embodiments.zip", "0.2 GB"),
     "objects": ("objects.zip", "3.7 GB"),
     "background_texture": ("background_texture.zip", "11 GB"),
 }
-_NEEDED = ("sapien", "mplib", "toppra", "torch", "transforms3d", "gymnasium", "trimesh", "yaml", "cv2", "h5py", "imageio")
+_NEEDED = (
+    "sapien",
+    "mplib",
+    "toppra",
+    "torch",
+    "transforms3d",
+    "gymnasium",
+    "trimesh",
+    "yaml",
+    "cv2",
+    "h5py",
+    "imageio",
+)
 _STAND_INS = ("open3d",)  # imported at the top of its camera module, used for point clouds alone
-_NO_OBJECTS: dict[str, Any] = {"item_names": [], "list_of_items": {}, "z_max": {}, "radius": {}, "z_offset": {}}
+_NO_OBJECTS: dict[str, Any] = {
+    "item_names": [],
+    "list_of_items": {},
+    "z_max": {},
+    "radius": {},
+    "z_offset": {},
+}
 
 
 class Checkout:
@@ -51,7 +72,9 @@ class Checkout:
     def __init__(self, config: RoboTwinConfig) -> None:
         self.config = config
         self.root = Path(config.root).expanduser().resolve() if config.root else Path()
-        self.assets = (Path(config.assets).expanduser().resolve() if config.assets else self.root) / "assets"
+        self.assets = (
+            Path(config.assets).expanduser().resolve() if config.assets else self.root
+        ) / "assets"
         self._folder: tempfile.TemporaryDirectory | None = None
 
     @functools.cached_property
@@ -67,11 +90,14 @@ class Checkout:
         """The content of one of its setting files."""
         import yaml
 
-        return yaml.safe_load((self.root / self.branch.settings / f"{name}.yml").read_text(encoding="utf-8"))
+        return yaml.safe_load(
+            (self.root / self.branch.settings / f"{name}.yml").read_text(encoding="utf-8")
+        )
 
-    # ------------------------------------------------------------------------------------------------------------- checks
+    # --------------------------------------------------------------------------------------- checks
     def check(self) -> None:
-        """Raise `UserError` for what is missing, with the remedy; imports neither the checkout nor its packages."""
+        """Raise `UserError` for what is missing, with the remedy; imports neither the checkout
+        nor its packages."""
         branches.detect(self.config.root)
         self._check_tasks()
         self._check_packages()
@@ -80,7 +106,10 @@ class Checkout:
     def _check_tasks(self) -> None:
         for task in self.config.tasks:
             if not (self.root / "envs" / f"{task}.py").is_file():
-                raise UserError(f"env.tasks: the checkout {self.config.root} has no task {task!r} (envs/{task}.py)")
+                raise UserError(
+                    f"env.tasks: the checkout {self.config.root} has no task {task!r} "
+                    f"(envs/{task}.py)"
+                )
 
     def _check_packages(self) -> None:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -90,9 +119,10 @@ class Checkout:
         if missing:
             planner = " (mplib is its planner)" if "mplib" in missing else ""
             raise MissingDependency(
-                f"RoboTwin needs {', '.join(missing)}{planner}, in the Python that simulates ({sys.executable}). mplib "
-                "wants numpy 1, which does not go with the packages here: make a venv with sapien==3.0.3, mplib==0.2.1, "
-                "numpy<2 and the others, and name its Python with slots.python=/path/to/venv/bin/python"
+                f"RoboTwin needs {', '.join(missing)}{planner}, in the Python that simulates "
+                f"({sys.executable}). mplib wants numpy 1, which does not go with the packages "
+                "here: make a venv with sapien==3.0.3, mplib==0.2.1, numpy<2 and the others, and "
+                "name its Python with slots.python=/path/to/venv/bin/python"
             )
 
     def _check_assets(self) -> None:
@@ -101,16 +131,29 @@ class Checkout:
             known = self._embodiments()
             if c.embodiment not in known:
                 names = ", ".join([*known, primitive_arm.NAME])
-                raise UserError(f"env.embodiment={c.embodiment!r} is unknown to the checkout: use one of {names}")
+                raise UserError(
+                    f"env.embodiment={c.embodiment!r} is unknown to the checkout: use "
+                    f"one of {names}"
+                )
             if not (self._robot_folder() / "config.yml").is_file():
-                raise self._missing("embodiments", f"env.embodiment={c.embodiment}", f"env.embodiment={primitive_arm.NAME}")
+                raise self._missing(
+                    "embodiments",
+                    f"env.embodiment={c.embodiment}",
+                    f"env.embodiment={primitive_arm.NAME}",
+                )
         if [task for task in c.tasks if task not in BOXES_ONLY] and not self._has("objects"):
             needs = next(task for task in c.tasks if task not in BOXES_ONLY)
-            raise self._missing("objects", f"The task {needs}", f"one of the tasks of boxes alone ({', '.join(BOXES_ONLY)})")
+            raise self._missing(
+                "objects",
+                f"The task {needs}",
+                f"one of the tasks of boxes alone ({', '.join(BOXES_ONLY)})",
+            )
         if c.setting == "demo_randomized":
             for folder in ("background_texture", "objects"):
                 if not self._has(folder):
-                    raise self._missing(folder, "env.setting=demo_randomized", "env.setting=demo_clean")
+                    raise self._missing(
+                        folder, "env.setting=demo_randomized", "env.setting=demo_clean"
+                    )
 
     def _has(self, folder: str) -> bool:
         place = self.assets / folder
@@ -119,13 +162,16 @@ class Checkout:
     def _missing(self, folder: str, who: str, instead: str) -> MissingDependency:
         archive, size = ARCHIVES[folder]
         return MissingDependency(
-            f"{who} needs {self.assets / folder}, which {archive} ({size}) of the data set TianxingChen/RoboTwin2.0 brings: "
-            f"the checkout's own script downloads it. Name a copy with env.assets=FOLDER, or use {instead}."
+            f"{who} needs {self.assets / folder}, which {archive} ({size}) of the data set "
+            "TianxingChen/RoboTwin2.0 brings: the checkout's own script downloads it. Name a copy "
+            f"with env.assets=FOLDER, or use {instead}."
         )
 
     def _embodiments(self) -> dict[str, str]:
         """{name: folder, as the checkout names it}."""
-        return {name: entry["file_path"] for name, entry in self.settings("_embodiment_config").items()}
+        return {
+            name: entry["file_path"] for name, entry in self.settings("_embodiment_config").items()
+        }
 
     def _robot_folder(self) -> Path:
         if self.config.embodiment == primitive_arm.NAME:
@@ -133,9 +179,10 @@ class Checkout:
         named = self._embodiments()[self.config.embodiment].removeprefix("./").rstrip("/")
         return self.assets.parent / named
 
-    # ------------------------------------------------------------------------------------------------------------ loading
+    # -------------------------------------------------------------------------------------- loading
     def load(self) -> dict[str, Any]:
-        """Make this process one that can import the checkout; returns the options that its tasks are set up with.
+        """Make this process one that can import the checkout; returns the options that its tasks
+        are set up with.
 
         Changes the working directory, so it is for worker processes. Checks everything first.
         """
@@ -164,7 +211,8 @@ class Checkout:
             return getattr(importlib.import_module(f"envs.{task}"), task)
 
     def _workplace(self) -> Path:
-        """A folder with ``assets`` in it: links to what there is, empty lists and the primitive arm for the rest."""
+        """A folder with ``assets`` in it: links to what there is, empty lists and the primitive
+        arm for the rest."""
         self._folder = tempfile.TemporaryDirectory(prefix="vla-rl-robotwin-")
         assets = Path(self._folder.name) / "assets"
         assets.mkdir()
@@ -173,7 +221,9 @@ class Checkout:
                 (assets / entry.name).symlink_to(entry)
         for name in ("embodiments", "objects"):
             (assets / name).mkdir()
-            for entry in sorted((self.assets / name).iterdir()) if (self.assets / name).is_dir() else ():
+            for entry in (
+                sorted((self.assets / name).iterdir()) if (self.assets / name).is_dir() else ()
+            ):
                 (assets / name / entry.name).symlink_to(entry)
         primitive_arm.write(assets / "embodiments" / primitive_arm.NAME)
         lists = {"objects/objaverse/list.json": _NO_OBJECTS, "objects/same.json": {}}
@@ -184,7 +234,8 @@ class Checkout:
         return Path(self._folder.name)
 
     def _fix_look(self) -> None:
-        """RoboTwin asks for its ray tracer whenever it makes a scene; it gets what the config says."""
+        """RoboTwin asks for its ray tracer whenever it makes a scene; it gets what the config
+        says."""
         from sapien import render
 
         chosen, choose = shaders.pack(SHADERS[self.config.look]), render.set_camera_shader_dir
@@ -193,44 +244,63 @@ class Checkout:
             render.set_ray_tracing_denoiser = lambda _: None
 
     def _options(self) -> dict[str, Any]:
-        """What ``setup_demo`` takes besides task and seed: the setting's file, robot and cameras."""
+        """What ``setup_demo`` takes besides task and seed: the setting's file, robot and
+        cameras."""
         import yaml
 
         c = self.config
         options = self.settings(c.setting)
         robot = self._robot_folder()
         described = yaml.safe_load((robot / "config.yml").read_text(encoding="utf-8"))
-        heads = [camera for camera in described["static_camera_list"] if camera["name"] in c.cameras]
+        heads = [
+            camera for camera in described["static_camera_list"] if camera["name"] in c.cameras
+        ]
         described["static_camera_list"] = heads  # the others would be drawn as well
         types_ = self.settings("_camera_config")
         if c.camera_type not in types_:
             known = ", ".join(types_)
-            raise ConfigError(f"env.camera_type={c.camera_type!r} is unknown to the checkout: use one of {known}")
+            raise ConfigError(
+                f"env.camera_type={c.camera_type!r} is unknown to the checkout: use one of {known}"
+            )
         self.camera_size = (int(types_[c.camera_type]["h"]), int(types_[c.camera_type]["w"]))
         options["camera"] = {
-            "head_camera_type": c.camera_type, "wrist_camera_type": c.camera_type,
+            "head_camera_type": c.camera_type,
+            "wrist_camera_type": c.camera_type,
             "collect_head_camera": "head_camera" in c.cameras,
             "collect_wrist_camera": bool({"left_camera", "right_camera"} & set(c.cameras)),
-        }  # fmt: skip
+        }
         options["data_type"] = {"rgb": True, "qpos": True}
         return options | {
-            "left_robot_file": str(robot), "right_robot_file": str(robot), "left_embodiment_config": described,
-            "right_embodiment_config": described, "dual_arm_embodied": not c.distance, "embodiment_dis": c.distance,
-            "embodiment_name": c.embodiment, "planner_backend": "mplib", "render_freq": 0,
-        }  # fmt: skip
+            "left_robot_file": str(robot),
+            "right_robot_file": str(robot),
+            "left_embodiment_config": described,
+            "right_embodiment_config": described,
+            "dual_arm_embodied": not c.distance,
+            "embodiment_dis": c.distance,
+            "embodiment_name": c.embodiment,
+            "planner_backend": "mplib",
+            "render_freq": 0,
+        }
 
     def official_limits(self) -> dict[str, int]:
         return self.settings("_eval_step_limit")
 
     def fingerprint(self, task: str) -> str:
-        """What a seed's fate depends on: the code of the task and beneath it, setting, robot and distance."""
+        """What a seed's fate depends on: the code of the task and beneath it, setting, robot and
+        distance."""
         c, digest = self.config, hashlib.blake2b(digest_size=12)
         files = [self.root / "envs" / f"{task}.py", self.root / "envs" / "_base_task.py"]
-        files += sorted((self.root / "envs" / "utils").glob("*.py")) + sorted((self.root / "envs" / "robot").glob("*.py"))
+        files += sorted((self.root / "envs" / "utils").glob("*.py")) + sorted(
+            (self.root / "envs" / "robot").glob("*.py")
+        )
         files.append(self.root / self.branch.settings / f"{c.setting}.yml")
         for file in files:
             digest.update(file.read_bytes())
-        robot = primitive_arm.urdf() + primitive_arm.config() if c.embodiment == primitive_arm.NAME else ""
+        robot = (
+            primitive_arm.urdf() + primitive_arm.config()
+            if c.embodiment == primitive_arm.NAME
+            else ""
+        )
         if not robot:
             robot = (self._robot_folder() / "config.yml").read_text(encoding="utf-8")
         digest.update(f"{c.embodiment} {c.distance} {robot}".encode())

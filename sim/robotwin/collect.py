@@ -1,4 +1,5 @@
-"""RoboTwin's scripted experts: demonstrations at the rate of its own data, and whether a seed can be solved."""
+"""RoboTwin's scripted experts: demonstrations at the rate of its own data, and whether a seed
+can be solved."""
 
 from __future__ import annotations
 
@@ -29,17 +30,19 @@ def collect_episode(
     rng: np.random.Generator | None = None,
     slot: int = 0,
 ) -> dict[str, Any]:
-    """One demonstration of RoboTwin's expert: a frame each `SAVE_EVERY` physics steps, whose action is the next frame's
-    commanded state, as in the data that RoboTwin publishes. Its motion is planned beforehand, so there is no noise and no
-    other speed.
+    """One demonstration of RoboTwin's expert: a frame each `SAVE_EVERY` physics steps, whose action
+    is the next frame's commanded state, as in the data that RoboTwin publishes. Its motion is
+    planned beforehand, so there is no noise and no other speed.
     """
     if noise_std or speed != 1.0:
         raise UserError(
-            f"RoboTwin's expert follows a plan: it cannot act under noise or at another speed. Set collect.action_noise=0 "
-            f"and collect.speed=1 (they are {noise_std:g} and {speed:g})"
+            "RoboTwin's expert follows a plan: it cannot act under noise or at another speed. Set "
+            f"collect.action_noise=0 and collect.speed=1 (they are {noise_std:g} and {speed:g})"
         )
     if simulator.config.control != "qpos":
-        raise UserError("RoboTwin's expert demonstrates joint targets: set env.control=qpos (it is ee)")
+        raise UserError(
+            "RoboTwin's expert demonstrates joint targets: set env.control=qpos (it is ee)"
+        )
     first = simulator.start(slot, episode)
     task, config = simulator.task(slot), simulator.config
     images: dict[str, list[np.ndarray]] = {name: [] for name in config.cameras}
@@ -78,18 +81,28 @@ def fingerprint(simulator: RoboTwinSimulator, task: str) -> str:
 
 
 def find_seeds(
-    config: RoboTwinConfig, wanted: dict[str, int], file: Path, *, workers: int = 1, python: str = ""
+    config: RoboTwinConfig,
+    wanted: dict[str, int],
+    file: Path,
+    *,
+    workers: int = 1,
+    python: str = "",
 ) -> Iterator[str]:
-    """Find ``wanted`` {split: number} solved seeds of the config's one task and write them into ``file``; yields a line a
-    split.
+    """Find ``wanted`` {split: number} solved seeds of the config's one task and write them into
+    ``file``; yields a line a split.
 
-    Seeds are tried in order, up to fifty times as many as are wanted. The file is written after each split.
+    Seeds are tried in order, up to fifty times as many as are wanted. The file is written after
+    each split.
     """
     (name,) = config.tasks
     check_machine(config, python)
     seeds = SeedFile.read(file) if file.exists() else SeedFile(file, {})
-    died = "a process that tried seeds of RoboTwin died (out of memory?). Run again with --workers 1"
-    with Calls(functools.partial(RoboTwinSimulator, config), workers, died=died, python=python) as calls:
+    died = (
+        "a process that tried seeds of RoboTwin died (out of memory?). Run again with --workers 1"
+    )
+    with Calls(
+        functools.partial(RoboTwinSimulator, config), workers, died=died, python=python
+    ) as calls:
         mark = calls.one(fingerprint, name)
         entry = {"fingerprint": mark, "solved": {}, "failed": {}}
         for split, number in wanted.items():
@@ -104,7 +117,8 @@ def find_seeds(
 
 
 def robot_of(config: RoboTwinConfig, python: str = "") -> dict[str, Any]:
-    """The embodiment (`EmbodimentSpec.to_dict`) that an env of ``config`` has, of a process that opens it."""
+    """The embodiment (`EmbodimentSpec.to_dict`) that an env of ``config`` has, of a process that
+    opens it."""
     check_machine(config, python)
     died = "the process that opened RoboTwin died"
     with Calls(functools.partial(RoboTwinSimulator, config), died=died, python=python) as calls:
@@ -124,7 +138,9 @@ def solve(simulator: RoboTwinSimulator, asked: tuple[str, int, str]) -> tuple[in
         return seed, "unstable"
     try:
         return seed, "" if _plays(task) else "no success" if task.plan_success else "no plan"
-    except Exception as error:  # RoboTwin's experts stop with whatever goes wrong when no grasp can be planned
+    except (
+        Exception
+    ) as error:  # RoboTwin's experts stop with whatever goes wrong when no grasp can be planned
         return seed, f"{type(error).__name__}: {error}"
     finally:
         close(task)

@@ -1,8 +1,9 @@
-"""An arm made of boxes that RoboTwin's code accepts as an embodiment, for checkouts whose robot assets were not downloaded.
+"""An arm made of boxes that RoboTwin's code accepts as an embodiment, for checkouts whose robot
+assets were not downloaded.
 
-Two files: a URDF and the ``config.yml`` that RoboTwin reads beside it. RoboTwin's conventions: the gripper's x axis is the
-direction of approach, grasp poses lie 0.12 m beyond the last joint, and a pair of arms stands some distance apart. Success
-rates with it say nothing about the real robots.
+Two files: a URDF and the ``config.yml`` that RoboTwin reads beside it. RoboTwin's conventions: the
+gripper's x axis is the direction of approach, grasp poses lie 0.12 m beyond the last joint, and a
+pair of arms stands some distance apart. Success rates with it say nothing about the real robots.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 NAME = "primitive"
 DISTANCE = 0.56  # m between the bases of a pair
-# m: so long that it reaches wherever RoboTwin puts boxes; the last is from the last joint to the fingertips
+# m: so long that it reaches wherever RoboTwin puts boxes; the last is from the last joint to the
+# fingertips
 _UPPER, _FORE, _WRIST, _FINGER = 0.40, 0.38, 0.07, 0.130
 _SHOULDER = 0.13  # m above the base, which stands on the table
 _HOME = (0.0, -1.35, -2.2, -0.72, 0.0, 0.0)  # rad: the hand points down in front of the base
@@ -27,20 +29,33 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def _link(name: str, *boxes: tuple[tuple[float, float, float], tuple[float, float, float], str]) -> str:
+def _link(
+    name: str, *boxes: tuple[tuple[float, float, float], tuple[float, float, float], str]
+) -> str:
     """A link of boxes (full sizes, centre, colour)."""
     shapes = ""
     for size, at, color in boxes:
         shape = (
-            f'<origin xyz="{at[0]} {at[1]} {at[2]}"/><geometry><box size="{size[0]} {size[1]} {size[2]}"/></geometry>'
+            f'<origin xyz="{at[0]} {at[1]} {at[2]}"/><geometry><box size="{size[0]} {size[1]} '
+            f'{size[2]}"/></geometry>'
         )
-        shapes += f'<visual>{shape}<material name="{name}"><color rgba="{color} 1"/></material></visual>'
+        shapes += (
+            f'<visual>{shape}<material name="{name}"><color rgba="{color} 1"/></material></visual>'
+        )
         shapes += f"<collision>{shape}</collision>"
     inertia = '<inertia ixx="0.003" iyy="0.003" izz="0.003" ixy="0" ixz="0" iyz="0"/>'
     return f'<link name="{name}"><inertial><mass value="1"/>{inertia}</inertial>{shapes}</link>\n'
 
 
-def _joint(name: str, kind: str, parent: str, child: str, at: tuple[float, float, float], axis: str, limits: str) -> str:
+def _joint(
+    name: str,
+    kind: str,
+    parent: str,
+    child: str,
+    at: tuple[float, float, float],
+    axis: str,
+    limits: str,
+) -> str:
     bounds = f'<limit {limits} effort="200" velocity="10"/>' if kind != "fixed" else ""
     return (
         f'<joint name="{name}" type="{kind}"><parent link="{parent}"/><child link="{child}"/>'
@@ -55,16 +70,30 @@ def urdf() -> str:
     text = '<robot name="primitive">\n' + _link("base", ((0.1, 0.1, 0.06), (0.0, 0.0, 0.03), dark))
     parent, at = "base", (0.0, 0.0, _SHOULDER)
     for i, (axis, length) in enumerate(zip(_AXES, lengths), start=1):
-        boxes = [((length - 0.08, 0.05, 0.05), (length / 2, 0.0, 0.0), light)] if length > 0.1 else []
+        boxes = (
+            [((length - 0.08, 0.05, 0.05), (length / 2, 0.0, 0.0), light)] if length > 0.1 else []
+        )
         if i == len(_AXES):
             boxes = [((0.03, 0.10, 0.035), (0.03, 0.0, 0.0), dark)]
         text += _link(f"link{i}", *boxes)
-        text += _joint(f"joint{i}", "revolute", parent, f"link{i}", at, axis, 'lower="-2.9" upper="2.9"')
+        text += _joint(
+            f"joint{i}", "revolute", parent, f"link{i}", at, axis, 'lower="-2.9" upper="2.9"'
+        )
         parent, at = f"link{i}", (length, 0.0, 0.0)
     reach = _FINGER - 0.05
     for name, side in (("finger_a", 1), ("finger_b", -1)):
-        text += _link(name, ((reach, 0.01, 0.024), (0.05 + reach / 2, side * (_GAP + 0.005), 0.0), dark))
-        text += _joint(name, "prismatic", parent, name, (0.0, 0.0, 0.0), f"0 {side} 0", 'lower="0" upper="0.045"')
+        text += _link(
+            name, ((reach, 0.01, 0.024), (0.05 + reach / 2, side * (_GAP + 0.005), 0.0), dark)
+        )
+        text += _joint(
+            name,
+            "prismatic",
+            parent,
+            name,
+            (0.0, 0.0, 0.0),
+            f"0 {side} 0",
+            'lower="0" upper="0.045"',
+        )
     text += _link("camera")
     text += _joint("camera", "fixed", parent, "camera", (-0.02, 0.0, 0.06), "1 0 0", "")
     return text + "</robot>\n"

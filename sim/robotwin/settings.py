@@ -24,23 +24,27 @@ SHOWN = ("split", "seen", "unseen")  # textures, and phrases
 class RoboTwinConfig:
     """A checkout of RoboTwin 2.0, and how it is used.
 
-    ``root``: the checkout, whose branch is found out (`branches.detect`). ``assets``: the folder that has its ``assets``
-    (empty: the checkout). ``embodiment``: the name of an arm of its ``_embodiment_config.yml``, which stands ``distance`` m
-    beside another one, or of a robot with two arms (``distance`` 0); "primitive" is an arm of boxes that needs no download.
-    ``limit``: whose step limits hold, "official", "simplevla" or "rlinf" (of ten tasks); ``horizon`` above 0 overrules them.
-    ``seeds``: a file of `vla-rl robotwin seeds` (empty: seeds in a row, some of which no expert can solve).
+    ``root``: the checkout, whose branch is found out (`branches.detect`). ``assets``: the folder
+    that has its ``assets`` (empty: the checkout). ``embodiment``: the name of an arm of its
+    ``_embodiment_config.yml``, which stands ``distance`` m beside another one, or of a robot with
+    two arms (``distance`` 0); "primitive" is an arm of boxes that needs no download. ``limit``:
+    whose step limits hold, "official", "simplevla" or "rlinf" (of ten tasks); ``horizon`` above 0
+    overrules them. ``seeds``: a file of `vla-rl robotwin seeds` (empty: seeds in a row, some of
+    which no expert can solve).
 
-    What a published figure is compared with: ``seed_list`` says where the seeds begin. Those of RoboTwin's evaluation,
-    100000 on, are held out under "official", whose training has those of its data collection, 0 on; SimpleVLA-RL and RLinf
-    train from 100000 on and hold out 100100000 on ("simplevla"). ``textures`` of walls and tables, in a randomised setting:
-    "split" has unseen ones in held-out scenes alone (``eval_mode``, as RoboTwin evaluates). ``instructions``: "split" has
-    seen phrases in training and in ``demo_clean``, unseen ones in held-out scenes of ``demo_randomized``, as RoboTwin has.
+    What a published figure is compared with: ``seed_list`` says where the seeds begin. Those of
+    RoboTwin's evaluation, 100000 on, are held out under "official", whose training has those of its
+    data collection, 0 on; SimpleVLA-RL and RLinf train from 100000 on and hold out 100100000 on
+    ("simplevla"). ``textures`` of walls and tables, in a randomised setting: "split" has unseen
+    ones in held-out scenes alone (``eval_mode``, as RoboTwin evaluates). ``instructions``: "split"
+    has seen phrases in training and in ``demo_clean``, unseen ones in held-out scenes of
+    ``demo_randomized``, as RoboTwin has.
 
-    ``state``: the
-    proprioception, "commanded" joint targets as RoboTwin has it, or "measured" ones. ``control``: what an action is, "qpos",
-    joint targets, or "ee", where the hands go in the world, with a path for each action, which the planner finds. ``path``:
-    whether a "chunk" or an "action" of joint targets is one path from rest to rest (empty: as the branch has it). ``look``:
-    "fast" (no shadows), "default" (shadows) or "paper" (ray tracing, 32 samples, for a GPU).
+    ``state``: the proprioception, "commanded" joint targets as RoboTwin has it, or "measured" ones.
+    ``control``: what an action is, "qpos", joint targets, or "ee", where the hands go in the world,
+    with a path for each action, which the planner finds. ``path``: whether a "chunk" or an "action"
+    of joint targets is one path from rest to rest (empty: as the branch has it). ``look``: "fast"
+    (no shadows), "default" (shadows) or "paper" (ray tracing, 32 samples, for a GPU).
     """
 
     root: str = ""
@@ -64,7 +68,8 @@ class RoboTwinConfig:
     horizon: int = 0
     seeds: str = ""
     seed_list: str = "official"  # official | simplevla: which seeds are trained on, which held out
-    textures: str = "split"  # split | seen | unseen: those of walls and tables, where the setting changes them
+    # split | seen | unseen: those of walls and tables, where the setting changes them
+    textures: str = "split"
     instructions: str = "split"  # split | seen | unseen phrases
     state: str = "commanded"
     control: str = "qpos"
@@ -77,9 +82,16 @@ class RoboTwinConfig:
 
     def __post_init__(self) -> None:
         choices = {
-            "setting": SETTINGS, "look": LOOKS, "limit": LIMITS, "state": STATES, "control": CONTROLS, "path": PATHS,
-            "seed_list": tuple(SEED_LISTS), "textures": SHOWN, "instructions": SHOWN,
-        }  # fmt: skip
+            "setting": SETTINGS,
+            "look": LOOKS,
+            "limit": LIMITS,
+            "state": STATES,
+            "control": CONTROLS,
+            "path": PATHS,
+            "seed_list": tuple(SEED_LISTS),
+            "textures": SHOWN,
+            "instructions": SHOWN,
+        }
         for key, allowed in choices.items():
             _check(key, getattr(self, key), allowed)
         for key, allowed in (("tasks", TASKS), ("cameras", CAMERAS)):
@@ -91,13 +103,18 @@ class RoboTwinConfig:
         unknown = [task for task in self.tasks if task not in RLINF]
         if self.limit == "rlinf" and unknown and not self.horizon:
             raise ConfigError(
-                f"env.limit=rlinf: RLinf has no recipe for {', '.join(unknown)}, only for {', '.join(RLINF)}. Use "
-                "env.limit=simplevla, or a number with env.horizon"
+                f"env.limit=rlinf: RLinf has no recipe for {', '.join(unknown)}, only for "
+                f"{', '.join(RLINF)}. Use env.limit=simplevla, or a number with env.horizon"
             )
         if self.embodiment == primitive_arm.NAME and not self.distance:
-            raise ConfigError("env.distance=0.0 is for a robot with two arms; primitive is one arm: set it to 0.56, say")
+            raise ConfigError(
+                "env.distance=0.0 is for a robot with two arms; primitive is one arm: "
+                "set it to 0.56, say"
+            )
         if self.horizon < 0 or self.distance < 0:
-            raise ConfigError(f"env.horizon={self.horizon} and env.distance={self.distance} must be 0 or more")
+            raise ConfigError(
+                f"env.horizon={self.horizon} and env.distance={self.distance} must be 0 or more"
+            )
 
     def unseen_textures(self, split: str) -> bool:
         """RoboTwin's ``eval_mode`` for a scene of ``split``."""
@@ -118,11 +135,17 @@ class RoboTwinConfig:
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         limit = f"at most {self.horizon} actions" if self.horizon else f"{self.limit} step limits"
-        seeds = f"{self.seed_list} seeds, " + (f"those of {Path(self.seeds).name}" if self.seeds else "in a row")
+        seeds = f"{self.seed_list} seeds, " + (
+            f"those of {Path(self.seeds).name}" if self.seeds else "in a row"
+        )
         shown = "unseen" if self.unseen_textures("held_out") else "seen"
         told = "unseen" if self.unseen_instructions("held_out") else "seen"
         branch = branches.detect(self.root)
-        moved = branches.PATHS[self.path or branch.path] if self.control == "qpos" else "a planned path an action"
+        moved = (
+            branches.PATHS[self.path or branch.path]
+            if self.control == "qpos"
+            else "a planned path an action"
+        )
         scene = f"branch {branch.name}, {self.setting}, {self.embodiment} at {self.distance:g} m"
         held_out = f"held out with {shown} textures and {told} instructions"
         return f"{scene}, {self.look} look, {limit}, {seeds}, {held_out}, {moved}"

@@ -1,10 +1,12 @@
-"""The suite's Panda as a free-running arm: targets come at any time, and time goes on whether or not they do.
+"""The suite's Panda as a free-running arm: targets come at any time, and time goes on whether or
+not they do.
 
-A session names this class (`real.named.WORLDS`); it provides what `real.robots.world.World` asks for. The
-controller is the one that policies were trained with (`sim.tabletop.controller.OSC`, an impedance of 150 per second squared,
-critically damped), tracking a given pose instead of one that is renewed 20 times a second. A session that sets measured
-pose + action every 50 ms does what the simulator's own control steps do, but that the pose is measured 2 ms earlier. Forces
-at the hand are those that a test pushes with; contacts are not measured.
+A session names this class (`real.named.WORLDS`); it provides what `real.robots.world.World` asks
+for. The controller is the one that policies were trained with (`sim.tabletop.controller.OSC`, an
+impedance of 150 per second squared, critically damped), tracking a given pose instead of one that
+is renewed 20 times a second. A session that sets measured pose + action every 50 ms does what the
+simulator's own control steps do, but that the pose is measured 2 ms earlier. Forces at the hand are
+those that a test pushes with; contacts are not measured.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ SUBSTEP = 0.002
 
 @dataclass
 class ArmConfig:
-    """As `TabletopConfig`: the first of ``tasks`` is what a session begins with. ``split`` is that of its initial states
-    and instructions."""
+    """As `TabletopConfig`: the first of ``tasks`` is what a session begins with. ``split`` is that
+    of its initial states and instructions."""
 
     tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
     controller: str = "osc_position"
@@ -46,7 +48,8 @@ class TabletopArm:
     """One arm and its table. Not thread-safe; `pictures` renders."""
 
     kind = "cartesian"
-    gain = float(np.sqrt(KP) / 2.0)  # stiffness over damping: metres per second for each metre ahead
+    # stiffness over damping: metres per second for each metre ahead
+    gain = float(np.sqrt(KP) / 2.0)
 
     def __init__(self, config: ArmConfig | None = None) -> None:
         import mujoco
@@ -54,12 +57,15 @@ class TabletopArm:
         self.config = config or ArmConfig()
         x = self.config
         self._mujoco = mujoco
-        self._simulator = TabletopSimulator(TabletopConfig(x.tasks, x.controller, x.cameras, x.camera_size, x.look))
+        self._simulator = TabletopSimulator(
+            TabletopConfig(x.tasks, x.controller, x.cameras, x.camera_size, x.look)
+        )
         self.embodiment = self._simulator.embodiment
         held_out = x.split == "held_out"
         self.tasks: dict[str, dict[str, Any]] = {
             t.task_id: {
-                "instruction": (t.held_out_instructions if held_out else t.instructions)[0], "horizon": t.horizon,
+                "instruction": (t.held_out_instructions if held_out else t.instructions)[0],
+                "horizon": t.horizon,
                 "scene": self._simulator._task[t.task_id].scene,
             }
             for t in self._simulator.tasks
@@ -69,17 +75,27 @@ class TabletopArm:
         self.reset({})
         low, high = self._osc.model.jnt_range[self._osc.model.dof_jntid[self._osc.dofs]].T
         self.own: dict[str, Any] = {
-            "speed": 0.5, "acceleration": 30.0, "jerk": 6000.0, "step": 0.06,
-            "rotation_speed": 4.0, "rotation_acceleration": 300.0, "rotation_jerk": 60000.0, "rotation_step": 0.6,
-            "box": ((-0.4, -0.45, 0.79), (0.35, 0.45, 1.4)), "joint_low": tuple(low), "joint_high": tuple(high),
-            "joint_speed": 2.6, "force": 80.0, "torque": 25.0,
-        }  # fmt: skip
+            "speed": 0.5,
+            "acceleration": 30.0,
+            "jerk": 6000.0,
+            "step": 0.06,
+            "rotation_speed": 4.0,
+            "rotation_acceleration": 300.0,
+            "rotation_jerk": 60000.0,
+            "rotation_step": 0.6,
+            "box": ((-0.4, -0.45, 0.79), (0.35, 0.45, 1.4)),
+            "joint_low": tuple(low),
+            "joint_high": tuple(high),
+            "joint_speed": 2.6,
+            "force": 80.0,
+            "torque": 25.0,
+        }
 
-    # ----------------------------------------------------------------------------------------------------------- the world
+    # ------------------------------------------------------------------------------------ the world
     def reset(self, episode: dict[str, Any]) -> None:
-        """``task`` is "TASK" or "TASK/NUMBER", and may go on with ": INSTRUCTION". The number is the initial state's,
-        without one they are counted up; another task than those of `tasks` stands for the first. With ``stay`` only the task
-        changes, to one of the same scene."""
+        """``task`` is "TASK" or "TASK/NUMBER", and may go on with ": INSTRUCTION". The number is
+        the initial state's, without one they are counted up; another task than those of `tasks`
+        stands for the first. With ``stay`` only the task changes, to one of the same scene."""
         place = str(episode.get("task", "")).partition(":")[0]
         name, _, number = place.partition("/")
         chosen = name if name in self.tasks else next(iter(self.tasks))
@@ -104,7 +120,9 @@ class TabletopArm:
         self._out = np.zeros(len(self._osc.dofs))
         self._force: np.ndarray = np.zeros(3)
 
-    def aim(self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float) -> None:
+    def aim(
+        self, position: np.ndarray, quaternion: np.ndarray, joints: np.ndarray, gripper: float
+    ) -> None:
         self._braking, self._hold = False, None
         self._control.goal_position[:] = position
         if self._osc.pose and len(quaternion) == 4:
@@ -137,15 +155,35 @@ class TabletopArm:
         else:
             self._mujoco.mj_jacSite(model, data, self._jac[0], self._jac[1], osc.site)
             _torques(
-                data.qM, osc._row_address, osc._parent, osc.dofs, osc.qpos_index, data.qpos, data.qvel, data.qfrc_bias,
-                self._jac[0], self._jac[1], data.site_xpos[osc.site], data.site_xmat[osc.site],
-                self._control.goal_position, self._control.goal_rotation, osc.rest, osc._limits, self._out,
-            )  # fmt: skip
+                data.qM,
+                osc._row_address,
+                osc._parent,
+                osc.dofs,
+                osc.qpos_index,
+                data.qpos,
+                data.qvel,
+                data.qfrc_bias,
+                self._jac[0],
+                self._jac[1],
+                data.site_xpos[osc.site],
+                data.site_xmat[osc.site],
+                self._control.goal_position,
+                self._control.goal_rotation,
+                osc.rest,
+                osc._limits,
+                self._out,
+            )
         speed = np.array([-GRIPPER_SPEED, GRIPPER_SPEED]) * np.sign(self._grip)
         actuate(
-            self._control.gripper, speed, osc._gripper_bias, osc._gripper_weight, self._out, osc.actuators, osc.gripper,
+            self._control.gripper,
+            speed,
+            osc._gripper_bias,
+            osc._gripper_weight,
+            self._out,
+            osc.actuators,
+            osc.gripper,
             data.ctrl,
-        )  # fmt: skip
+        )
         if self._force.any():
             body = model.site_bodyid[osc.site]
             data.xfrc_applied[body, :3] = self._force
@@ -153,7 +191,8 @@ class TabletopArm:
         data.xfrc_applied[:] = 0.0
 
     def _brake_torques(self) -> None:
-        """Every joint's speed decays at the rate `BRAKE`; then it keeps the angles that it came to rest at."""
+        """Every joint's speed decays at the rate `BRAKE`; then it keeps the angles that it came
+        to rest at."""
         osc, data = self._osc, self._data
         inertia = np.zeros((osc.model.nv, osc.model.nv))
         self._mujoco.mj_fullM(osc.model, inertia, data.qM)
@@ -173,24 +212,30 @@ class TabletopArm:
         jacobian = np.zeros((2, 3, osc.model.nv))
         self._mujoco.mj_jacSite(osc.model, data, jacobian[0], jacobian[1], osc.site)
         return {
-            "position": data.site_xpos[osc.site].copy(), "quaternion": quaternion,
-            "joints": data.qpos[osc.qpos_index].copy(), "joint_velocity": data.qvel[osc.dofs].copy(),
-            "gripper": self._scene.gripper_open(data), "wrench": np.concatenate([self._force, np.zeros(3)]),
-            "proprio": self._scene.proprio(data), "jacobian": jacobian.reshape(6, -1)[:, osc.dofs],
-        }  # fmt: skip
+            "position": data.site_xpos[osc.site].copy(),
+            "quaternion": quaternion,
+            "joints": data.qpos[osc.qpos_index].copy(),
+            "joint_velocity": data.qvel[osc.dofs].copy(),
+            "gripper": self._scene.gripper_open(data),
+            "wrench": np.concatenate([self._force, np.zeros(3)]),
+            "proprio": self._scene.proprio(data),
+            "jacobian": jacobian.reshape(6, -1)[:, osc.dofs],
+        }
 
     def success(self) -> bool:
         return self._held > 0
 
     def demonstrate(self, anew: bool) -> np.ndarray:
-        """As `real.robots.world.Coach`: what the suite's scripted expert does in this control step."""
+        """As `real.robots.world.Coach`: what the suite's scripted expert does in this control
+        step."""
         if anew or self._expert is None:
             self._expert = self._simulator.demonstrator(self._task.task_id)
         return self._expert.act(self._simulator.state(0))
 
     def progress(self) -> float:
-        """Half of it is to come near the object, half to lift it by `LIFT_HEIGHT`; to stack or place it 0.3 and 0.2, and the
-        rest to bring it near its goal, where it counts as lifted (it is to come down there)."""
+        """Half of it is to come near the object, half to lift it by `LIFT_HEIGHT`; to stack or
+        place it 0.3 and 0.2, and the rest to bring it near its goal, where it counts as lifted (it
+        is to come down there)."""
         state = self._simulator.state(0)
         target = state.position(self._task.target)
         near = 1.0 - min(float(np.linalg.norm(target - state.eef_position)) / 0.3, 1.0)

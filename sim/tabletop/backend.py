@@ -67,7 +67,8 @@ class TaskFacts:
 
     def __init__(self, scene: CompiledScene, task: Task, data: mujoco.MjData) -> None:
         self._scene, self._task, self._data = scene, task, data
-        self._position = {name: data.xpos[scene.body[name]] for name in (task.target, *task.others)}  # views, live
+        # views, live
+        self._position = {name: data.xpos[scene.body[name]] for name in (task.target, *task.others)}
         self._hand = data.site_xpos[scene.controller.site]
 
     def height(self, name: str) -> float:
@@ -99,21 +100,38 @@ class CompiledScene:
         self.spec, self.name, self.size = spec, spec.name, size
         self.model: mujoco.MjModel = env.sim.model._model
         self.controller = OSC(
-            self.model, robot.robot_joints, robot.robot_model.actuators, robot.gripper.actuators,
-            robot.gripper.important_sites["grip_site"], robot.init_qpos, pose=controller == "osc_pose",
-        )  # fmt: skip
-        self.body = {name: env.sim.model.body_name2id(env.objects[name].root_body) for name in spec.objects}
-        joints = {name: env.sim.model.joint_name2id(env.objects[name].joints[0]) for name in spec.objects}
+            self.model,
+            robot.robot_joints,
+            robot.robot_model.actuators,
+            robot.gripper.actuators,
+            robot.gripper.important_sites["grip_site"],
+            robot.init_qpos,
+            pose=controller == "osc_pose",
+        )
+        self.body = {
+            name: env.sim.model.body_name2id(env.objects[name].root_body) for name in spec.objects
+        }
+        joints = {
+            name: env.sim.model.joint_name2id(env.objects[name].joints[0]) for name in spec.objects
+        }
         self._qpos = {name: int(self.model.jnt_qposadr[j]) for name, j in joints.items()}
         self._qvel = {name: int(self.model.jnt_dofadr[j]) for name, j in joints.items()}
-        self._finger = np.array([env.sim.model.get_joint_qpos_addr(j) for j in robot.gripper_joints])
+        self._finger = np.array(
+            [env.sim.model.get_joint_qpos_addr(j) for j in robot.gripper_joints]
+        )
         pads = robot.gripper.important_geoms
         self._pads = [
-            {env.sim.model.geom_name2id(g) for g in pads[side]} for side in ("left_fingerpad", "right_fingerpad")
+            {env.sim.model.geom_name2id(g) for g in pads[side]}
+            for side in ("left_fingerpad", "right_fingerpad")
         ]
-        self._fingers = {env.sim.model.geom_name2id(g) for side in ("left_finger", "right_finger") for g in pads[side]}
+        self._fingers = {
+            env.sim.model.geom_name2id(g)
+            for side in ("left_finger", "right_finger")
+            for g in pads[side]
+        }
         self._geoms = {
-            name: set(np.flatnonzero(self.model.geom_bodyid == body).tolist()) for name, body in self.body.items()
+            name: set(np.flatnonzero(self.model.geom_bodyid == body).tolist())
+            for name, body in self.body.items()
         }
         self._rest_qpos = np.array(robot.init_qpos)
         self._gripper_rest = np.array(robot.gripper.init_qpos)
@@ -133,7 +151,7 @@ class CompiledScene:
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._home = self._settle_home()
 
-    # ------------------------------------------------------------------------------------------------ states and resets
+    # ---------------------------------------------------------------------------- states and resets
     def new_data(self) -> mujoco.MjData:
         return mujoco.MjData(self.model)
 
@@ -141,13 +159,18 @@ class CompiledScene:
         return ControlState()
 
     def _settle_home(self) -> Snapshot:
-        """The robot's rest posture with the hand pointing down and the gripper open; objects parked."""
+        """The robot's rest posture with the hand pointing down and the gripper open; objects
+        parked."""
         data = self.new_data()
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.controller.qpos_index] = self._rest_qpos
         data.qpos[self._finger] = self._gripper_rest
         for index, name in enumerate(self.spec.objects):
-            self._place(data, name, np.array([-0.1 + 0.15 * index, 0.3, TABLE_HEIGHT + OBJECTS[name].rest_height, 0.0]))
+            self._place(
+                data,
+                name,
+                np.array([-0.1 + 0.15 * index, 0.3, TABLE_HEIGHT + OBJECTS[name].rest_height, 0.0]),
+            )
         mujoco.mj_forward(self.model, data)
         control = ControlState()
         start = data.site_xpos[self.controller.site].copy()
@@ -160,7 +183,8 @@ class CompiledScene:
         return self._snapshot(data, control)
 
     def settle(self, poses: dict[str, np.ndarray]) -> Snapshot:
-        """A settled state with objects at ``poses`` {name: [x, y, z, yaw]} and the robot at home."""
+        """A settled state with objects at ``poses`` {name: [x, y, z, yaw]} and the robot at
+        home."""
         data, control = self.new_data(), ControlState()
         self.restore(data, control, self._home)
         for name, pose in poses.items():
@@ -192,7 +216,7 @@ class CompiledScene:
         mujoco.mj_forward(self.model, data)
         control.copy_from(snapshot.control)
 
-    # ---------------------------------------------------------------------------------------------------------- queries
+    # -------------------------------------------------------------------------------------- queries
     def view(self, data: mujoco.MjData) -> SceneView:
         return SceneView(self, data)
 
@@ -201,7 +225,8 @@ class CompiledScene:
         return float(min(max((a - b) / _GRIPPER_TRAVEL, 0.0), 1.0))
 
     def proprio(self, data: mujoco.MjData) -> np.ndarray:
-        """float32 [4] or [8]: hand position (m), gripper opening (0 ... 1), with osc_pose the quaternion (xyzw)."""
+        """float32 [4] or [8]: hand position (m), gripper opening (0 ... 1), with osc_pose the
+        quaternion (xyzw)."""
         parts = [*data.site_xpos[self.controller.site], self.gripper_open(data)]
         if self.controller.pose:
             quaternion = np.empty(4)
@@ -235,7 +260,9 @@ class CompiledScene:
         """Where the target's origin should come to rest (m), or None for lifting tasks."""
         rest = OBJECTS[task.target].rest_height
         if task.goal is not None:
-            return data.xpos[self.body[task.goal]] + np.array([0.0, 0.0, OBJECTS[task.goal].top + rest])
+            return data.xpos[self.body[task.goal]] + np.array(
+                [0.0, 0.0, OBJECTS[task.goal].top + rest]
+            )
         if task.kind == "place":
             x, y, _ = self.zone
             return np.array([x, y, TABLE_HEIGHT + rest])
@@ -245,7 +272,9 @@ class CompiledScene:
         """Lifted high enough; or at rest within reach of its goal and let go of."""
         if not self.at_goal(task, data):
             return False
-        return task.kind == "lift" or (self.at_rest(data, task.target) and not self.touches(data, task.target)[2])
+        return task.kind == "lift" or (
+            self.at_rest(data, task.target) and not self.touches(data, task.target)[2]
+        )
 
     def at_goal(self, task: Task, data: mujoco.MjData) -> bool:
         """Whether the target is high enough, or within reach of its goal."""
@@ -266,11 +295,14 @@ class CompiledScene:
         return FailureTracker(TaskFacts(self, task, data), {task.target: fall}, task.others)
 
     def privileged(self, task: Task, data: mujoco.MjData, time_left: float) -> np.ndarray:
-        """float32 [`PRIVILEGED_DIM`]: see `sim.tabletop.tasks`; lengths in m, heights above the table, target first."""
+        """float32 [`PRIVILEGED_DIM`]: see `sim.tabletop.tasks`; lengths in m, heights above the
+        table, target first."""
         table = np.array([0.0, 0.0, TABLE_HEIGHT])
         eef = data.site_xpos[self.controller.site].copy()
         velocity = np.empty(6)
-        mujoco.mj_objectVelocity(self.model, data, mujoco.mjtObj.mjOBJ_SITE, self.controller.site, velocity, 0)
+        mujoco.mj_objectVelocity(
+            self.model, data, mujoco.mjtObj.mjOBJ_SITE, self.controller.site, velocity, 0
+        )
         parts = [eef - table, velocity[3:], [self.gripper_open(data), time_left]]
         for name in (task.target, *task.others):
             body, v = self.body[name], self._qvel[name]
@@ -283,21 +315,33 @@ class CompiledScene:
         parts += [np.zeros(4)] if goal is None else [goal - target, [1.0]]
         grasp = target + np.array([0.0, 0.0, OBJECTS[task.target].grasp_height])
         left, right, _ = self.touches(data, task.target)
-        reached, lifted = np.linalg.norm(grasp - eef) < REACHED, self.height(data, task.target) > 0.01
+        reached, lifted = (
+            np.linalg.norm(grasp - eef) < REACHED,
+            self.height(data, task.target) > 0.01,
+        )
         parts.append([float(name == task.task_id) for name in TASKS])
-        parts.append([float(f) for f in (reached, left and right, lifted, self.success(task, data))])
+        parts.append(
+            [float(f) for f in (reached, left and right, lifted, self.success(task, data))]
+        )
         return np.concatenate(parts).astype(np.float32)
 
-    # -------------------------------------------------------------------------------------------------------- rendering
+    # ------------------------------------------------------------------------------------ rendering
     def render(self, data: mujoco.MjData, cameras: list[str]) -> dict[str, np.ndarray]:
         """Upright RGB pictures uint8 [H W 3] per camera."""
         images = {}
         self._gl.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # scenes share the GL context
+        # scenes share the GL context
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         for name in cameras:
             self._camera.fixedcamid = self._camera_id[name]
             mujoco.mjv_updateScene(
-                self.model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._drawing
+                self.model,
+                data,
+                self._option,
+                self._perturb,
+                self._camera,
+                mujoco.mjtCatBit.mjCAT_ALL,
+                self._drawing,
             )
             mujoco.mjr_render(self._viewport, self._drawing, self._context)
             pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)

@@ -1,4 +1,5 @@
-"""Scripted demonstrations: noise goes into what is executed, the label stays clean (DART, Laskey et al. 2017).
+"""Scripted demonstrations: noise goes into what is executed, the label stays clean (DART, Laskey et
+al. 2017).
 
 ``python -m sim.tabletop.collect`` measures how often the experts succeed, and prints a table.
 """
@@ -31,11 +32,12 @@ def collect_episode(
 ) -> dict[str, Any]:
     """Run one episode with a scripted expert; every camera is rendered at every control step.
 
-    ``noise_std`` is the std of the Gaussian added to all executed action dimensions but the gripper, as a share of the
-    action's half-range; ``rng`` draws it (default: from the episode's seed). ``speed`` scales the expert's motion (not
-    the gripper). Row t of each array is what was seen at control step t, and the clean label for it. Returns ``images``
-    {camera: uint8 [T H W 3]}, ``proprio`` float32 [T p],
-    ``actions`` float32 [T a] (physical units), ``instruction``, ``success``, ``task_id``, ``init_state_id``.
+    ``noise_std`` is the std of the Gaussian added to all executed action dimensions but the
+    gripper, as a share of the action's half-range; ``rng`` draws it (default: from the episode's
+    seed). ``speed`` scales the expert's motion (not the gripper). Row t of each array is what was
+    seen at control step t, and the clean label for it. Returns ``images`` {camera: uint8 [T H W
+    3]}, ``proprio`` float32 [T p], ``actions`` float32 [T a] (physical units), ``instruction``,
+    ``success``, ``task_id``, ``init_state_id``.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
     expert = simulator.demonstrator(episode.task_id) if demonstrator is None else demonstrator
@@ -52,14 +54,24 @@ def collect_episode(
     def disturb(label: np.ndarray) -> np.ndarray:
         return label + spread * rng.standard_normal(len(label))
 
-    return record_demonstration(episode, observation, act, disturb, functools.partial(simulator.step, slot))
+    return record_demonstration(
+        episode, observation, act, disturb, functools.partial(simulator.step, slot)
+    )
 
 
 def measure_experts(
-    tasks: Sequence[str], episodes: int, noise: float, *, controller: str = "osc_position", split: str = "train"
+    tasks: Sequence[str],
+    episodes: int,
+    noise: float,
+    *,
+    controller: str = "osc_position",
+    split: str = "train",
 ) -> dict[str, tuple[int, float, int]]:
-    """{task: (successes, mean and largest control steps of a success)} over initial states 0, 1, 2 ... of ``split``."""
-    config = TabletopConfig(tasks=list(tasks), controller=controller, cameras=["agentview"], camera_size=16)
+    """{task: (successes, mean and largest control steps of a success)} over initial states 0, 1,
+    2 ... of ``split``."""
+    config = TabletopConfig(
+        tasks=list(tasks), controller=controller, cameras=["agentview"], camera_size=16
+    )
     simulator, result = TabletopSimulator(config), {}
     for task in tasks:
         specs = [EpisodeSpec(task, i, split=split, seed=i) for i in range(episodes)]
@@ -71,17 +83,29 @@ def measure_experts(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a Markdown table of the experts' successes per task and noise."""
-    parser = argparse.ArgumentParser(prog="python -m sim.tabletop.collect", description=main.__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
+    parser = argparse.ArgumentParser(
+        prog="python -m sim.tabletop.collect", description=main.__doc__
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK"
+    )
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.3])
-    parser.add_argument("--controller", default="osc_position", choices=["osc_position", "osc_pose"])
+    parser.add_argument(
+        "--controller", default="osc_position", choices=["osc_position", "osc_pose"]
+    )
     options = parser.parse_args(arguments)
     print("| task | noise | success | mean control steps | longest |\n|---|---|---|---|---|")
     for noise in options.noise:
-        figures = measure_experts(options.tasks, options.episodes, noise, controller=options.controller)
+        figures = measure_experts(
+            options.tasks, options.episodes, noise, controller=options.controller
+        )
         for task, (successes, mean, longest) in figures.items():
-            print(f"| {task} | {noise:g} | {successes} of {options.episodes} | {mean:.1f} | {longest} |", flush=True)
+            print(
+                f"| {task} | {noise:g} | {successes} of {options.episodes} | {mean:.1f} | "
+                f"{longest} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

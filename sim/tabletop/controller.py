@@ -1,14 +1,17 @@
-"""Operational-space control of one arm, equal to robosuite 1.4's OSC_POSITION and OSC_POSE with their default configs.
+"""Operational-space control of one arm, equal to robosuite 1.4's OSC_POSITION and OSC_POSE with
+their default configs.
 
-robosuite runs three `mj_forward` and a page of numpy per 2 ms sub-step; here one position/velocity pass (`mj_step1`),
-one compiled function and `mj_step2` do the same. The formulas are those of Khatib, "A unified approach for motion and
-force control of robot manipulators: the operational space formulation" (1987), position and orientation uncoupled:
+robosuite runs three `mj_forward` and a page of numpy per 2 ms sub-step; here one position/velocity
+pass (`mj_step1`), one compiled function and `mj_step2` do the same. The formulas are those of
+Khatib, "A unified approach for motion and force control of robot manipulators: the operational
+space formulation" (1987), position and orientation uncoupled:
 
     tau = J^T [Lambda_p F ; Lambda_o T] + bias + N^T M (k (q0 - q) - 2 sqrt(k) dq)
     F = kp (x* - x) - kd v,   T = kp e(R*, R) - kd w,   kd = 2 sqrt(kp)
     Lambda = (J M^-1 J^T)^-1,   N = I - M^-1 J^T Lambda J
 
-Since N^T M y = M y - J^T Lambda J y, neither N nor M^-1 is ever formed; one Cholesky factor of M serves everything.
+Since N^T M y = M y - J^T Lambda J y, neither N nor M^-1 is ever formed; one Cholesky factor of M
+serves everything.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ GRIPPER_SPEED = 0.01  # of the [-1, 1] gripper command, per sub-step
 SUBSTEPS = 25  # of 2 ms: control at 20 Hz
 KP = 150.0
 NULLSPACE_KP = 10.0
-DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # orientation that OSC_POSITION holds
+# orientation that OSC_POSITION holds
+DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 
 @njit(cache=True, fastmath=False)
@@ -61,10 +65,26 @@ def _solve(factor, b, n):
 
 @njit(cache=True, fastmath=False)
 def _torques(
-    mass, row_address, parent, dofs, qpos_index, qpos, qvel, bias, jac_p, jac_r, position, rotation, goal_position,
-    goal_rotation, rest, limits, out,
-):  # fmt: skip
-    """Clipped joint torques [n] into ``out``; ``mass`` is MuJoCo's packed qM, row_address/parent its dof layout."""
+    mass,
+    row_address,
+    parent,
+    dofs,
+    qpos_index,
+    qpos,
+    qvel,
+    bias,
+    jac_p,
+    jac_r,
+    position,
+    rotation,
+    goal_position,
+    goal_rotation,
+    rest,
+    limits,
+    out,
+):
+    """Clipped joint torques [n] into ``out``; ``mass`` is MuJoCo's packed qM, row_address/parent
+    its dof layout."""
     n = dofs.shape[0]
     inertia = np.zeros((n, n))
     for i in range(n):
@@ -97,7 +117,10 @@ def _torques(
         a, b = (i + 1) % 3, (i + 2) % 3
         error = 0.0
         for c in range(3):
-            error += rotation[3 * a + c] * goal_rotation[b, c] - rotation[3 * b + c] * goal_rotation[a, c]
+            error += (
+                rotation[3 * a + c] * goal_rotation[b, c]
+                - rotation[3 * b + c] * goal_rotation[a, c]
+            )
         force[i] = KP * (goal_position[i] - position[i]) + kd * force[i]
         force[3 + i] = KP * 0.5 * error + kd * force[3 + i]
 
@@ -150,7 +173,8 @@ def _torques(
 
 @njit(cache=True, fastmath=False)
 def actuate(command, speed, offset, weight, torques, arm, gripper, ctrl):
-    """Move the gripper's ``command`` [2] by ``speed`` within [-1, 1]; write it and the torques [n] into ``ctrl``."""
+    """Move the gripper's ``command`` [2] by ``speed`` within [-1, 1]; write it and the torques
+    [n] into ``ctrl``."""
     for i in range(command.shape[0]):
         command[i] = min(max(command[i] + speed[i], -1.0), 1.0)
         ctrl[gripper[i]] = offset[i] + weight[i] * command[i]
@@ -159,16 +183,24 @@ def actuate(command, speed, offset, weight, torques, arm, gripper, ctrl):
 
 
 class OSC:
-    """Controller of one arm and its two-finger gripper on a compiled model; state lives in a `ControlState` per slot.
+    """Controller of one arm and its two-finger gripper on a compiled model; state lives in a
+    `ControlState` per slot.
 
-    ``pose``: False controls dx, dy, dz (the hand stays pointing down), True also a rotation vector in the world frame.
-    Inputs are robosuite's: every dimension in [-1, 1], gripper last (-1 opens, +1 closes).
+    ``pose``: False controls dx, dy, dz (the hand stays pointing down), True also a rotation vector
+    in the world frame. Inputs are robosuite's: every dimension in [-1, 1], gripper last (-1 opens,
+    +1 closes).
     """
 
     def __init__(
-        self, model: mujoco.MjModel, joints: Sequence[str], actuators: Sequence[str], gripper_actuators: Sequence[str],
-        site: str, rest: np.ndarray, pose: bool,
-    ):  # fmt: skip
+        self,
+        model: mujoco.MjModel,
+        joints: Sequence[str],
+        actuators: Sequence[str],
+        gripper_actuators: Sequence[str],
+        site: str,
+        rest: np.ndarray,
+        pose: bool,
+    ):
         self.model = model
         self.pose = pose
         self.arm_dim = 6 if pose else 3
@@ -176,13 +208,19 @@ class OSC:
         joint_ids = [mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name) for name in joints]
         self.qpos_index = np.array([model.jnt_qposadr[j] for j in joint_ids], dtype=np.int64)
         self.dofs = np.array([model.jnt_dofadr[j] for j in joint_ids], dtype=np.int64)
-        self.actuators = np.array([mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, a) for a in actuators])
-        self.gripper = np.array([mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, a) for a in gripper_actuators])
+        self.actuators = np.array(
+            [mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, a) for a in actuators]
+        )
+        self.gripper = np.array(
+            [mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, a) for a in gripper_actuators]
+        )
         ranges = model.actuator_ctrlrange[self.gripper]
         self._gripper_bias = 0.5 * (ranges[:, 1] + ranges[:, 0])
         self._gripper_weight = 0.5 * (ranges[:, 1] - ranges[:, 0])
         self.rest = np.array(rest, dtype=np.float64)
-        self._limits = np.ascontiguousarray(model.actuator_ctrlrange[self.actuators], dtype=np.float64)
+        self._limits = np.ascontiguousarray(
+            model.actuator_ctrlrange[self.actuators], dtype=np.float64
+        )
         self._row_address = np.asarray(model.dof_Madr, dtype=np.int64)
         self._parent = np.asarray(model.dof_parentid, dtype=np.int64)
         self._jac_p = np.zeros((3, model.nv))
@@ -191,11 +229,13 @@ class OSC:
         self.untimed()
 
     def untimed(self) -> None:
-        """Use MuJoCo's own stepping functions (a benchmark may have put timed ones in their place)."""
+        """Use MuJoCo's own stepping functions (a benchmark may have put timed ones in their
+        place)."""
         self.step1, self.step2 = mujoco.mj_step1, mujoco.mj_step2
 
     def control_step(self, data: mujoco.MjData, state: ControlState, action: np.ndarray) -> None:
-        """Advance ``data`` by one control step (`SUBSTEPS` sub-steps) under ``action`` [arm_dim + 1] in [-1, 1].
+        """Advance ``data`` by one control step (`SUBSTEPS` sub-steps) under ``action`` [arm_dim +
+        1] in [-1, 1].
 
         Leaves the kinematics as `mj_step` does: of the state before the last integration.
         """
@@ -213,13 +253,30 @@ class OSC:
                 self._set_goal(state, delta, position, rotation)
             jac_site(model, data, self._jac_p, self._jac_r, site)
             _torques(
-                mass, self._row_address, self._parent, self.dofs, self.qpos_index, qpos, qvel, bias, self._jac_p,
-                self._jac_r, position, rotation, state.goal_position, state.goal_rotation, self.rest, self._limits, out,
-            )  # fmt: skip
+                mass,
+                self._row_address,
+                self._parent,
+                self.dofs,
+                self.qpos_index,
+                qpos,
+                qvel,
+                bias,
+                self._jac_p,
+                self._jac_r,
+                position,
+                rotation,
+                state.goal_position,
+                state.goal_rotation,
+                self.rest,
+                self._limits,
+                out,
+            )
             actuate(command, speed, offset, weight, out, arm, gripper, ctrl)
             step2(model, data)
 
-    def _set_goal(self, state: ControlState, delta: np.ndarray, position: np.ndarray, rotation: np.ndarray) -> None:
+    def _set_goal(
+        self, state: ControlState, delta: np.ndarray, position: np.ndarray, rotation: np.ndarray
+    ) -> None:
         state.goal_position[:] = position + POSITION_RANGE * delta[:3]
         if not self.pose:
             state.goal_rotation[:] = DOWN
@@ -246,7 +303,8 @@ class ControlState:
 def rotation_matrix(vector: np.ndarray) -> np.ndarray:
     """Rotation matrix float32 [3, 3] of a rotation vector (radians), through a quaternion.
 
-    robosuite turns its quaternions into matrices in single precision; so does this, to set the very same goals.
+    robosuite turns its quaternions into matrices in single precision; so does this, to set the very
+    same goals.
     """
     angle = float(np.linalg.norm(vector))
     if angle == 0.0:
@@ -256,6 +314,10 @@ def rotation_matrix(vector: np.ndarray) -> np.ndarray:
     ww = np.outer(q, q)
     (wx, wy, wz), (xx, xy, xz), (yy, yz, zz) = ww[0, 1:], ww[1, 1:], (ww[2, 2], ww[2, 3], ww[3, 3])
     return np.array(
-        [[1.0 - yy - zz, xy - wz, xz + wy], [xy + wz, 1.0 - xx - zz, yz - wx], [xz - wy, yz + wx, 1.0 - xx - yy]],
+        [
+            [1.0 - yy - zz, xy - wz, xz + wy],
+            [xy + wz, 1.0 - xx - zz, yz - wx],
+            [xz - wy, yz + wx, 1.0 - xx - yy],
+        ],
         dtype=np.float32,
     )

@@ -1,7 +1,8 @@
-"""Scripted experts that read simulator state: closed-loop, near full speed, one action per control step (numpy only).
+"""Scripted experts that read simulator state: closed-loop, near full speed, one action per control
+step (numpy only).
 
-An expert looks at where things are now, never at how they should have moved, so it recovers from noise in the executed
-actions: a missed or dropped object is approached again.
+An expert looks at where things are now, never at how they should have moved, so it recovers from
+noise in the executed actions: a missed or dropped object is approached again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Demonstrator(Protocol):
     """A scripted expert for one episode."""
 
     def act(self, state: SceneState) -> np.ndarray:
-        """A clean label in physical units [a]: metres (and radians) per control step, gripper -1 open ... +1 close."""
+        """A clean label in physical units [a]: metres (and radians) per control step, gripper -1
+        open ... +1 close."""
         ...
 
 
@@ -55,7 +57,8 @@ def distance_to_path(point: np.ndarray, start: np.ndarray, end: np.ndarray) -> f
 
 
 class PickDemonstrator:
-    """Reach over the target, close, lift; for "stack" and "place" also carry, lower, open and retreat."""
+    """Reach over the target, close, lift; for "stack" and "place" also carry, lower, open and
+    retreat."""
 
     def __init__(self, task: Task, action_dim: int) -> None:
         self._task, self._dim = task, action_dim
@@ -82,7 +85,9 @@ class PickDemonstrator:
             action[:3], action[-1] = self._retreat(state, hand, self._released), OPEN
         elif self._carrying:
             action[:3], action[-1] = self._carry(state, hand, target)
-        elif self._closing or (abs(offset[0]) < 0.010 and abs(offset[1]) < 0.013 and abs(above) < 0.014):
+        elif self._closing or (
+            abs(offset[0]) < 0.010 and abs(offset[1]) < 0.013 and abs(above) < 0.014
+        ):
             self._closing += 1
             self._carrying = self._closing >= 4 and stalled and state.gripper_open < 0.9
             action[:3], action[-1] = toward(hand, grasp), CLOSE
@@ -90,7 +95,9 @@ class PickDemonstrator:
             action[:3], action[-1] = toward(hand, self._approach(state, hand, grasp, across)), OPEN
         return action
 
-    def _approach(self, state: SceneState, hand: np.ndarray, grasp: np.ndarray, across: float) -> np.ndarray:
+    def _approach(
+        self, state: SceneState, hand: np.ndarray, grasp: np.ndarray, across: float
+    ) -> np.ndarray:
         """A waypoint that comes down on the object from above, over whatever stands in the way."""
         clear = self._spec.top - self._spec.grasp_height + FINGERTIP + 0.02
         height = grasp[2] + min(clear, 4.0 * max(0.0, across - 0.008))
@@ -98,9 +105,13 @@ class PickDemonstrator:
             height = max(height, self._obstacle_top(state, hand, grasp) + FINGERTIP + 0.02)
         return np.array([grasp[0], grasp[1], height])
 
-    def _carry(self, state: SceneState, hand: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
+    def _carry(
+        self, state: SceneState, hand: np.ndarray, target: np.ndarray
+    ) -> tuple[np.ndarray, float]:
         if self._task.kind == "lift":
-            up = TABLE_HEIGHT + self._spec.rest_height + self._spec.grasp_height + LIFT_HEIGHT + 0.06
+            up = (
+                TABLE_HEIGHT + self._spec.rest_height + self._spec.grasp_height + LIFT_HEIGHT + 0.06
+            )
             return toward(hand, np.array([hand[0], hand[1], up])), CLOSE
         goal = self._goal(state)
         gap = goal - target
@@ -111,13 +122,17 @@ class PickDemonstrator:
             return toward(hand, hand + gap), OPEN
         ground = goal[2] - self._spec.rest_height if self._task.kind == "stack" else TABLE_HEIGHT
         if across > near:
-            safe = max(ground, self._obstacle_top(state, target, goal)) + self._spec.rest_height + 0.03
+            safe = (
+                max(ground, self._obstacle_top(state, target, goal)) + self._spec.rest_height + 0.03
+            )
         else:
-            safe = goal[2] + min(0.02, 2.0 * max(0.0, across - 0.2 * near))  # of the target's origin
+            # of the target's origin
+            safe = goal[2] + min(0.02, 2.0 * max(0.0, across - 0.2 * near))
         up = GAIN * (safe - float(target[2]))
         command = toward(hand, hand + gap)
         if across > near:
-            command[:2] *= min(max(1.0 - (safe - float(target[2]) - 0.01) / 0.03, 0.0), 1.0)  # up first, then across
+            # up first, then across
+            command[:2] *= min(max(1.0 - (safe - float(target[2]) - 0.01) / 0.03, 0.0), 1.0)
         command[2] = min(max(up, -REACH), REACH)
         return command, CLOSE
 
@@ -136,7 +151,8 @@ class PickDemonstrator:
         return np.array([x, y, TABLE_HEIGHT + self._spec.rest_height + 0.004])
 
     def _obstacle_top(self, state: SceneState, start: np.ndarray, end: np.ndarray) -> float:
-        """Height of the tallest other object near the straight way from ``start`` to ``end``, else the table's."""
+        """Height of the tallest other object near the straight way from ``start`` to ``end``,
+        else the table's."""
         top = TABLE_HEIGHT
         for name in self._task.others:
             position = state.position(name)
@@ -146,5 +162,6 @@ class PickDemonstrator:
 
 
 def make_demonstrator(task: Task, action_dim: int) -> Demonstrator:
-    """A fresh expert for one episode of ``task``, for an action space of ``action_dim`` (4 or 7)."""
+    """A fresh expert for one episode of ``task``, for an action space of ``action_dim`` (4 or
+    7)."""
     return PickDemonstrator(task, action_dim)

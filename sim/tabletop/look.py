@@ -1,9 +1,11 @@
-"""How a scene is drawn: robosuite's own pixels ("full"), or the same scene drawn cheaply ("light", the default).
+"""How a scene is drawn: robosuite's own pixels ("full"), or the same scene drawn cheaply ("light",
+the default).
 
-The light look is made of things that only rendering reads, so the physics is the same. Reflections, multi-sampling,
-shadows and the sky are off; floor, walls and table have their textures' mean colour; the robot is drawn by its
-low-polygon collision meshes in the colours of its visual meshes, which are left out of the model (robosuite derives
-inertias from collision geoms alone). Objects keep their own look. That also saves compile time and memory.
+The light look is made of things that only rendering reads, so the physics is the same. Reflections,
+multi-sampling, shadows and the sky are off; floor, walls and table have their textures' mean
+colour; the robot is drawn by its low-polygon collision meshes in the colours of its visual meshes,
+which are left out of the model (robosuite derives inertias from collision geoms alone). Objects
+keep their own look. That also saves compile time and memory.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1, and collides b
 ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
 FLAT_PREFIXES = ("floor", "wall_", "table_")
 DARK = np.array([0.25, 0.25, 0.25, 1.0])  # of robot parts that have no visual mesh
-# Without a texture lighting adds up to more than 1, so replaced colours are dimmed; the table more than the white hand.
+# Without a texture lighting adds up to more than 1, so replaced colours are dimmed; the table more
+# than the white hand.
 DIM = np.array([0.88, 0.88, 0.88, 1.0])
 DIM_FLAT = np.array([0.75, 0.75, 0.75, 1.0])
-MAX_FACES = 400  # a collision mesh with more faces is drawn by its convex hull, which is what it collides by anyway
+# a collision mesh with more faces is drawn by its convex hull, which is what it collides by anyway
+MAX_FACES = 400
 
 
 @dataclass
 class Look:
-    """The look of one environment, applied before (`edit_xml`) and after (`edit_model`) its model is compiled.
+    """The look of one environment, applied before (`edit_xml`) and after (`edit_model`) its model
+    is compiled.
 
     ``size``: pictures are ``size`` x ``size`` pixels; 0 keeps robosuite's off-screen buffer.
     """
@@ -55,20 +60,33 @@ class Look:
                 self._leave_out_visuals(body, meshes, materials)
         for geom in root.iter("geom"):
             material = materials.get(geom.get("material"))
-            if geom.get("name", "").startswith(FLAT_PREFIXES) and material is not None and material.get("texture"):
-                color = _mean_color(textures[material.attrib.pop("texture")].attrib["file"]) * DIM_FLAT
+            if (
+                geom.get("name", "").startswith(FLAT_PREFIXES)
+                and material is not None
+                and material.get("texture")
+            ):
+                color = (
+                    _mean_color(textures[material.attrib.pop("texture")].attrib["file"]) * DIM_FLAT
+                )
                 material.set("rgba", " ".join(f"{value:.4f}" for value in color))
         for kind, attribute, holders in (
-            ("mesh", "mesh", "geom"), ("material", "material", "geom"), ("texture", "texture", "material"),
-        ):  # fmt: skip
+            ("mesh", "mesh", "geom"),
+            ("material", "material", "geom"),
+            ("texture", "texture", "material"),
+        ):
             used = {element.get(attribute) for element in root.iter(holders)}
             for asset in assets.findall(kind):
-                if asset.get("name") and asset.get("name") not in used and asset.get("type") != "skybox":
+                if (
+                    asset.get("name")
+                    and asset.get("name") not in used
+                    and asset.get("type") != "skybox"
+                ):
                     assets.remove(asset)
         return ElementTree.tostring(root, encoding="unicode")
 
     def _leave_out_visuals(self, body: ElementTree.Element, meshes: dict, materials: dict) -> None:
-        """Remove a robot body's visual geoms; remember their mean colour, weighted by the size of their mesh files."""
+        """Remove a robot body's visual geoms; remember their mean colour, weighted by the size
+        of their mesh files."""
         total = np.zeros(5)
         for geom in body.findall("geom"):
             if geom.get("group") != str(VISIBLE_GROUP):
@@ -83,7 +101,8 @@ class Look:
             self.colors[body.attrib["name"]] = total[:4] / total[4]
 
     def edit_model(self, model: mujoco.MjModel) -> None:
-        """Set what rendering reads off the compiled ``model``; call it before the model's `MjrContext` is made."""
+        """Set what rendering reads off the compiled ``model``; call it before the model's
+        `MjrContext` is made."""
         if self.size:
             model.vis.global_.offwidth = self.size
             model.vis.global_.offheight = self.size
@@ -113,7 +132,8 @@ def _mean_color(file: str) -> np.ndarray:
 
 
 def _reduce_to_hull(model: mujoco.MjModel, mesh: int) -> None:
-    """Let a mesh be drawn by the faces of its convex hull (MuJoCo's "mesh_graph" holds them after its edge lists).
+    """Let a mesh be drawn by the faces of its convex hull (MuJoCo's "mesh_graph" holds them after
+    its edge lists).
 
     Collisions use the hull graph, not the faces, and are the same afterwards.
     """

@@ -1,8 +1,9 @@
 """The suite's scenes as regular robosuite environments, and what is read off their compiled models.
 
-`TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and the benchmark does so.
-The fast simulator takes its compiled model from the same class, so that both run the same scene by construction.
-This module imports robosuite; import it only where a simulator is really built.
+`TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and the
+benchmark does so. The fast simulator takes its compiled model from the same class, so that both run
+the same scene by construction. This module imports robosuite; import it only where a simulator is
+really built.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ try:
         import robosuite
         from robosuite.environments.manipulation.single_arm_env import SingleArmEnv
         from robosuite.models.arenas import TableArena
-        from robosuite.models.objects import BoxObject, BreadObject, CanObject, CerealObject, MilkObject
+        from robosuite.models.objects import (
+            BoxObject,
+            BreadObject,
+            CanObject,
+            CerealObject,
+            MilkObject,
+        )
         from robosuite.models.tasks import ManipulationTask
         from robosuite.utils.mjcf_utils import CustomMaterial, new_body, new_geom
     logging.disable(_level)
@@ -39,11 +46,13 @@ _XML_OBJECTS = {"can": CanObject, "milk": MilkObject, "bread": BreadObject, "cer
 
 
 class TabletopEnv(SingleArmEnv):
-    """A Panda at a table with the objects of one `SceneSpec`, and a marked zone where the scene has one.
+    """A Panda at a table with the objects of one `SceneSpec`, and a marked zone where the scene has
+    one.
 
-    Keyword arguments are those of robosuite's `SingleArmEnv`. Objects are placed by the caller (or stand at their
-    parking places); the reward is 0: tasks live in `sim.tabletop.tasks`. ``look`` and ``look_size`` (pixels; 0 keeps
-    robosuite's off-screen buffer) change what is drawn, not the physics: see `sim.tabletop.look`.
+    Keyword arguments are those of robosuite's `SingleArmEnv`. Objects are placed by the caller (or
+    stand at their parking places); the reward is 0: tasks live in `sim.tabletop.tasks`. ``look``
+    and ``look_size`` (pixels; 0 keeps robosuite's off-screen buffer) change what is drawn, not the
+    physics: see `sim.tabletop.look`.
     """
 
     def __init__(
@@ -66,7 +75,9 @@ class TabletopEnv(SingleArmEnv):
         robot = self.robots[0].robot_model
         robot.set_base_xpos(robot.base_xpos_offset["table"](self.table_full_size[0]))
         arena = TableArena(
-            table_full_size=self.table_full_size, table_friction=(1.0, 5e-3, 1e-4), table_offset=self.table_offset
+            table_full_size=self.table_full_size,
+            table_friction=(1.0, 5e-3, 1e-4),
+            table_offset=self.table_offset,
         )
         arena.set_origin([0, 0, 0])
         _add_zone(arena, self.scene_spec)
@@ -74,7 +85,8 @@ class TabletopEnv(SingleArmEnv):
         self.model = ManipulationTask(
             mujoco_arena=arena, mujoco_robots=[robot], mujoco_objects=list(self.objects.values())
         )
-        if self.look.name != "full":  # names of visual geoms, which the model lacks, for segmentation images
+        # names of visual geoms, which the model lacks, for segmentation images
+        if self.look.name != "full":
             self.model.generate_id_mappings = lambda sim: None
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
@@ -88,7 +100,9 @@ class TabletopEnv(SingleArmEnv):
             draw_in_own_context(self.sim._render_context_offscreen)
         for index, name in enumerate(self.scene_spec.objects):
             x, y, z = -0.1 + 0.12 * index, 0.2, TABLE_HEIGHT + OBJECTS[name].rest_height
-            self.sim.data.set_joint_qpos(self.objects[name].joints[0], [x, y, z, 1.0, 0.0, 0.0, 0.0])
+            self.sim.data.set_joint_qpos(
+                self.objects[name].joints[0], [x, y, z, 1.0, 0.0, 0.0, 0.0]
+            )
 
     def reward(self, action: Any = None) -> float:
         return 0.0
@@ -98,7 +112,8 @@ class TabletopEnv(SingleArmEnv):
 
 
 def make_env(scene: str, controller: str, **kwargs: Any) -> TabletopEnv:
-    """A plain robosuite environment of ``scene``; without cameras unless ``kwargs`` ask for them."""
+    """A plain robosuite environment of ``scene``; without cameras unless ``kwargs`` ask for
+    them."""
     options: dict[str, Any] = {
         "has_renderer": False,
         "has_offscreen_renderer": False,
@@ -132,5 +147,7 @@ def _add_zone(arena: TableArena, scene: SceneSpec) -> None:
     x, y, half = scene.zone
     body = new_body(name="zone", pos=(x, y, TABLE_HEIGHT))
     visual = {"group": 1, "contype": "0", "conaffinity": "0", "rgba": (0.15, 0.35, 0.85, 1.0)}
-    body.append(new_geom(name="zone_visual", type="box", size=(half, half, 0.001), pos=(0, 0, 0), **visual))
+    body.append(
+        new_geom(name="zone_visual", type="box", size=(half, half, 0.001), pos=(0, 0, 0), **visual)
+    )
     arena.worldbody.append(body)

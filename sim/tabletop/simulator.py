@@ -1,8 +1,10 @@
-"""The embedded robosuite suite as a `vla_rl.interfaces.Simulator`: chunk stepping, one render per decision.
+"""The embedded robosuite suite as a `vla_rl.interfaces.Simulator`: chunk stepping, one render per
+decision.
 
-Every scene is compiled once per process and shared by all slots; a slot owns an `MjData` and a controller state. Images
-are RGB, upright (first row is the top). As after robosuite's own `step`, what is seen after a control step is the
-kinematic state of its last sub-step before integration (2 ms old).
+Every scene is compiled once per process and shared by all slots; a slot owns an `MjData` and a
+controller state. Images are RGB, upright (first row is the top). As after robosuite's own `step`,
+what is seen after a control step is the kinematic state of its last sub-step before integration (2
+ms old).
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ _CACHED_STATES = 4096
 class TabletopConfig:
     """The embedded suite: which tasks, how the arm is controlled, what the cameras show.
 
-    ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) of noise that the simulator
-    itself adds to every executed action, from the episode's seed; an episode succeeds after ``success_hold`` successful
-    control steps in a row.
+    ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) of noise
+    that the simulator itself adds to every executed action, from the episode's seed; an episode
+    succeeds after ``success_hold`` successful control steps in a row.
     """
 
     # ids of the tasks that may be asked for
@@ -72,7 +74,9 @@ class TabletopConfig:
             if len(set(names)) < len(names):
                 raise ConfigError(f"env.{key}={names}: name each once")
         if not self.tasks or not self.cameras:
-            raise ConfigError(f"env needs at least one task and one camera, got {self.tasks} and {self.cameras}")
+            raise ConfigError(
+                f"env needs at least one task and one camera, got {self.tasks} and {self.cameras}"
+            )
         if not 16 <= self.camera_size <= 2048:
             raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
         if self.horizon < 0 or self.action_noise < 0 or self.success_hold < 1:
@@ -82,13 +86,18 @@ class TabletopConfig:
             )
 
     def check_machine(self) -> None:
-        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports no simulator."""
+        """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports
+        no simulator."""
         require_packages("mujoco", "robosuite", extra="sim", purpose="The tabletop suite")
         ensure_backend()
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = f"at most {self.horizon} control steps" if self.horizon else "each task's own time limit"
+        limit = (
+            f"at most {self.horizon} control steps"
+            if self.horizon
+            else "each task's own time limit"
+        )
         return f"{self.look} look at {self.camera_size} px, {self.controller} control, {limit}"
 
 
@@ -117,11 +126,13 @@ class TabletopSimulator:
         self._gl: list[Any] = []  # the process's one context, once a scene needs it
         self._free = weakref.finalize(self, _free_scenes, self._scenes, self._gl)
         self._free.atexit = False  # see _scene
-        self.timed: Callable[[str, Callable], Callable] | None = None  # a benchmark's stopwatch around rendering
+        # a benchmark's stopwatch around rendering
+        self.timed: Callable[[str, Callable], Callable] | None = None
 
-    # ------------------------------------------------------------------------------------------ the Simulator interface
+    # ---------------------------------------------------------------------- the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that is not configured."""
+        """Put ``slot`` into the episode's settled initial state. `ConfigError` for a task that
+        is not configured."""
         task = task_named(self._task, episode.task_id)
         scene = self._scene(task.scene)
         s = self._slots.setdefault(slot, _Slot())
@@ -131,7 +142,8 @@ class TabletopSimulator:
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
-        """Run ``actions`` [h a] (physical units) until they are over or the episode ends; observe once."""
+        """Run ``actions`` [h a] (physical units) until they are over or the episode ends;
+        observe once."""
         s = running(self._slots, slot)
         actions = checked_actions(slot, actions, len(self._half_range))
         scaled = np.clip(actions / self._half_range, -1.0, 1.0)
@@ -140,7 +152,9 @@ class TabletopSimulator:
         executed, data = 0, s.data(s.scene)
         for row in scaled:
             if self.config.action_noise:
-                row = np.clip(row + self.config.action_noise * s.noise.standard_normal(len(row)), -1.0, 1.0)
+                row = np.clip(
+                    row + self.config.action_noise * s.noise.standard_normal(len(row)), -1.0, 1.0
+                )
             s.scene.controller.control_step(data, s.control, row)
             s.elapsed += 1
             executed += 1
@@ -154,7 +168,9 @@ class TabletopSimulator:
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated else ""
-        return SlotStep(self.observe(slot), rewards, executed, s.success, truncated, s.success, failure)
+        return SlotStep(
+            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
+        )
 
     def close(self) -> None:
         """Free compiled scenes, slots and GL contexts. May be called again."""
@@ -162,7 +178,7 @@ class TabletopSimulator:
         self._cache.clear()
         self._free()
 
-    # -------------------------------------------------------------------------------------------------------- beyond it
+    # ------------------------------------------------------------------------------------ beyond it
     def observe(self, slot: int) -> SlotObservation:
         """What the slot shows now; renders every configured camera."""
         s = running(self._slots, slot, over=True)
@@ -178,7 +194,8 @@ class TabletopSimulator:
         )
 
     def demonstrator(self, task_id: str) -> Demonstrator:
-        """A fresh scripted expert for one episode of ``task_id``; feed it `state` of the slot at every control step."""
+        """A fresh scripted expert for one episode of ``task_id``; feed it `state` of the slot at
+        every control step."""
         return make_demonstrator(self._task[task_id], self.embodiment.action_dim)
 
     def state(self, slot: int) -> Any:
@@ -193,14 +210,16 @@ class TabletopSimulator:
             config = self.config
             if not self._gl:
                 self._gl.append(make_context(config.camera_size))
-                atexit.register(self._free)  # now, so that it runs before mujoco shuts the display down
+                # now, so that it runs before mujoco shuts the display down
+                atexit.register(self._free)
             self._scenes[name] = self._backend.CompiledScene(
                 SCENES[name], config.controller, config.look, config.camera_size, self._gl[0]
             )
         return self._scenes[name]
 
     def initial_state(self, episode: EpisodeSpec) -> Any:
-        """The settled `sim.tabletop.backend.Snapshot` that an episode starts from; the latest ones are kept."""
+        """The settled `sim.tabletop.backend.Snapshot` that an episode starts from; the latest
+        ones are kept."""
         key = (episode.task_id, episode.split, episode.init_state_id)
         if key in self._cache:
             self._cache.move_to_end(key)
@@ -247,7 +266,9 @@ class _Slot:
         self.control = scene.new_control_state()
         self.elapsed = self.held = 0
         self.success = self.over = False
-        self.noise = np.random.Generator(np.random.PCG64(splits.stable_seed("action_noise", episode.seed)))
+        self.noise = np.random.Generator(
+            np.random.PCG64(splits.stable_seed("action_noise", episode.seed))
+        )
 
     def data(self, scene: Any) -> mujoco.MjData:
         if scene.name not in self._data:
@@ -270,14 +291,19 @@ def _embodiment(config: TabletopConfig) -> EmbodimentSpec:
         rotation="axis_angle_delta" if pose else "none",
         gripper="-1 open, +1 close",
         control_hz=20.0,
-        cameras=tuple(CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras),
+        cameras=tuple(
+            CameraSpec(name, config.camera_size, config.camera_size) for name in config.cameras
+        ),
         proprio_names=("eef_x", "eef_y", "eef_z", "gripper_open", *quaternion),
-        mirror=None if any(SCENES[TASKS[name].scene].zone for name in config.tasks) else _mirror(pose),
+        mirror=None
+        if any(SCENES[TASKS[name].scene].zone for name in config.tasks)
+        else _mirror(pose),
     )
 
 
 def _mirror(pose: bool) -> Mirror:
-    """At the plane y = 0. A turn is a pseudovector: its part about y stays. The frame of the hand's quaternion lies at 45
-    degrees to the fingers, so that the hand's own mirror exchanges its x and y axes."""
+    """At the plane y = 0. A turn is a pseudovector: its part about y stays. The frame of the hand's
+    quaternion lies at 45 degrees to the fingers, so that the hand's own mirror exchanges its x and
+    y axes."""
     quaternion = (("eef_qx", "eef_qy"), ("eef_qz", "eef_qw")) if pose else ()
     return Mirror(negated=("dy", "eef_y", *(("drx", "drz") if pose else ())), exchanged=quaternion)

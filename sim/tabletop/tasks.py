@@ -1,4 +1,5 @@
-"""The suite's objects, scenes and tasks: what is asked for, where things start, and when it is done (numpy only)."""
+"""The suite's objects, scenes and tasks: what is asked for, where things start, and when it is
+done (numpy only)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _TRIES = 1000
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """An object, sizes in metres. Its origin rests ``rest_height`` above the table, its top is ``top`` above it
-    and the fingers close ``grasp_height`` above the origin."""
+    """An object, sizes in metres. Its origin rests ``rest_height`` above the table, its top is
+    ``top`` above it and the fingers close ``grasp_height`` above the origin."""
 
     name: str
     kind: str
@@ -35,7 +36,8 @@ class ObjectSpec:
 
 @dataclass(frozen=True)
 class SceneSpec:
-    """What stands on the table. ``zone``: x, y and half-width (metres) of the marked square, or None."""
+    """What stands on the table. ``zone``: x, y and half-width (metres) of the marked square, or
+    None."""
 
     name: str
     objects: tuple[str, ...]
@@ -44,10 +46,11 @@ class SceneSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of ``kind`` "lift", "stack" or "place": ``target`` is moved; onto ``goal`` when stacking.
+    """A task of ``kind`` "lift", "stack" or "place": ``target`` is moved; onto ``goal`` when
+    stacking.
 
-    Every object of the scene starts inside ``region`` (x low, y low, x high, y high; metres); two objects keep at least
-    ``apart`` in x or in y. Yaws are uniform in ±``max_yaw`` (radians).
+    Every object of the scene starts inside ``region`` (x low, y low, x high, y high; metres); two
+    objects keep at least ``apart`` in x or in y. Yaws are uniform in ±``max_yaw`` (radians).
     """
 
     spec: TaskSpec
@@ -70,7 +73,9 @@ class Task:
 
 
 def _cube(color: str, rgb: tuple[float, float, float]) -> ObjectSpec:
-    return ObjectSpec(f"{color}_cube", "cube", 0.021, 0.021, color=rgb, texture=f"Wood{color.capitalize()}")
+    return ObjectSpec(
+        f"{color}_cube", "cube", 0.021, 0.021, color=rgb, texture=f"Wood{color.capitalize()}"
+    )
 
 
 OBJECTS: dict[str, ObjectSpec] = {
@@ -100,7 +105,11 @@ def _lift(color: str) -> Task:
     return Task(
         TaskSpec(
             f"lift_{color}",
-            (f"lift the {color} cube", f"pick up the {color} block", f"raise the {color} cube off the table"),
+            (
+                f"lift the {color} cube",
+                f"pick up the {color} block",
+                f"raise the {color} cube off the table",
+            ),
             (f"grab the {color} block and lift it", f"take the {color} cube up"),
             horizon=80,
         ),
@@ -114,8 +123,11 @@ def _place(name: str, noun: str, scene: str, max_yaw: float = 0.35) -> Task:
     return Task(
         TaskSpec(
             f"place_{name}",
-            (f"put the {noun} on the blue square", f"place the {noun} on the blue area",
-             f"move the {noun} to the blue square"),
+            (
+                f"put the {noun} on the blue square",
+                f"place the {noun} on the blue area",
+                f"move the {noun} to the blue square",
+            ),
             (f"set the {noun} down in the blue zone", f"bring the {noun} over to the blue square"),
             horizon=140,
         ),
@@ -125,7 +137,7 @@ def _place(name: str, noun: str, scene: str, max_yaw: float = 0.35) -> Task:
         region=(-0.12, -0.20, 0.12, 0.04),
         apart=(0.105, 0.15),
         max_yaw=max_yaw,
-    )  # fmt: skip
+    )
 
 
 TASKS: dict[str, Task] = {
@@ -147,9 +159,15 @@ TASKS: dict[str, Task] = {
         Task(
             TaskSpec(
                 "stack_cubes",
-                ("stack the red cube on the green cube", "put the red block on the green block",
-                 "place the red cube on top of the green one"),
-                ("set the red cube down on the green block", "build a tower with the red cube on the green cube"),
+                (
+                    "stack the red cube on the green cube",
+                    "put the red block on the green block",
+                    "place the red cube on top of the green one",
+                ),
+                (
+                    "set the red cube down on the green block",
+                    "build a tower with the red cube on the green cube",
+                ),
                 horizon=140,
             ),
             scene="cubes",
@@ -162,28 +180,36 @@ TASKS: dict[str, Task] = {
         _place("milk", "milk carton", "milk_cereal", max_yaw=0.25),
         _place("cereal", "cereal box", "milk_cereal", max_yaw=0.25),
     )
-}  # fmt: skip
-# privileged state: hand position and velocity, gripper opening, time left · per object: position, position from the
-# hand, velocity, height, cos and sin of the yaw · the target's way to its goal, whether there is one · task · stages
+}
+# privileged state: hand position and velocity, gripper opening, time left · per object: position,
+# position from the hand, velocity, height, cos and sin of the yaw · the target's way to its goal,
+# whether there is one · task · stages
 PRIVILEGED_DIM = 3 + 3 + 1 + 1 + 12 * MAX_OBJECTS + 4 + len(TASKS) + len(STAGES)
 
 
 def place_objects(task: Task, init_state_id: int, split: str) -> dict[str, np.ndarray]:
-    """Initial poses {object: [x, y, z, yaw]} (m, rad) of a task; the two splits' placements never share a lattice cell.
+    """Initial poses {object: [x, y, z, yaw]} (m, rad) of a task; the two splits' placements never
+    share a lattice cell.
 
-    A scene's tasks begin alike, so what is to be done is in the instruction and cannot be known from where things lie.
-    Raises `ConfigError` where the region leaves no room.
+    A scene's tasks begin alike, so what is to be done is in the instruction and cannot be known
+    from where things lie. Raises `ConfigError` where the region leaves no room.
     """
     first_task = next(name for name, other in TASKS.items() if other.scene == task.scene)
     rng = splits.rng(first_task, init_state_id, split)
     low, high = task.region[:2], task.region[2:]
     for _ in range(_TRIES):
-        places = {name: splits.sample_xy(rng, low, high, split, CELL) for name in SCENES[task.scene].objects}
+        places = {
+            name: splits.sample_xy(rng, low, high, split, CELL)
+            for name in SCENES[task.scene].objects
+        }
         first = places[task.target]
         if all(np.any(np.abs(first - places[name]) >= task.apart) for name in task.others):
             break
     else:
-        raise ConfigError(f"task {task.task_id}: region {task.region} leaves no room for objects {task.apart} apart")
+        raise ConfigError(
+            f"task {task.task_id}: region {task.region} leaves no room for objects "
+            f"{task.apart} apart"
+        )
     poses = {}
     for name, xy in places.items():
         height = TABLE_HEIGHT + OBJECTS[name].rest_height + 0.0005

@@ -1,7 +1,8 @@
-"""What to change where a start or a run is found wanting, in the words of the guard and of ``vla-rl advise``.
+"""What to change where a start or a run is found wanting, in the words of the guard and of ``vla-rl
+advise``.
 
-Every ``key=value`` that `checks` and `advice` name is an override which the run at hand takes and has not. Named first is
-what helped where it was measured (docs/explanation/learning.md).
+Every ``key=value`` that `checks` and `advice` name is an override which the run at hand takes and
+has not. Named first is what helped where it was measured (docs/explanation/learning.md).
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 
 
 def image_figures(config: RunConfig, folder: Path) -> dict[str, float]:
-    """The last figures of SFT's validation (`algorithms.validation.input_use`): of this run, else of the run whose
-    checkpoint it starts from; empty where there are none."""
+    """The last figures of SFT's validation (`algorithms.validation.input_use`): of this run, else
+    of the run whose checkpoint it starts from; empty where there are none."""
     folders = [folder, *([Path(config.checkpoint).parent.parent] if config.checkpoint else [])]
     for path in folders:
         for record in reversed(read_metrics(path / METRICS_FILE)):
-            found = {k.removeprefix("validation/"): v for k, v in record.items() if k.startswith("validation/")}
-            if record["phase"] == "sft" and found.get("loss") is not None and found.get("image_use") is not None:
+            found = {
+                k.removeprefix("validation/"): v
+                for k, v in record.items()
+                if k.startswith("validation/")
+            }
+            if (
+                record["phase"] == "sft"
+                and found.get("loss") is not None
+                and found.get("image_use") is not None
+            ):
                 return {k: float(v) for k, v in found.items() if v is not None}
     return {}
 
@@ -37,13 +46,20 @@ def better_start(config: RunConfig) -> str:
     updates = f"sft.updates={2 * config.sft.updates}"
     if config.dataset:
         return f"a dataset of more demonstrations, or more SFT updates ({updates})"
-    return f"more demonstrations or SFT updates (collect.episodes_per_task={2 * config.collect.episodes_per_task} {updates})"
+    return (
+        "more demonstrations or SFT updates "
+        f"(collect.episodes_per_task={2 * config.collect.episodes_per_task} {updates})"
+    )
 
 
 def sees_more(config: RunConfig) -> str:
     """What makes a policy look at its images, of what it has not yet; with a comma behind each."""
     norm = asked(config.policy, PolicyOptions).feature_norm
-    hidden = "" if config.sft.augment.proprio >= 0.5 else "sft.augment.proprio=0.5 (it cannot go by its arm then), "
+    hidden = (
+        ""
+        if config.sft.augment.proprio >= 0.5
+        else "sft.augment.proprio=0.5 (it cannot go by its arm then), "
+    )
     return hidden + ("" if norm == "position" else "policy.feature_norm=position, ")
 
 
@@ -58,16 +74,23 @@ def a_memory(config: RunConfig) -> list[str]:
     memory = asked(config.algorithm, AlgorithmOptions).memory
     if memory is None or memory.episodes:
         return []
-    return ["a memory of successes, which makes most of the few there are (algorithm.memory.episodes=256)"]
+    return [
+        "a memory of successes, which makes most of the few there are "
+        "(algorithm.memory.episodes=256)"
+    ]
 
 
 def explores_by(config: RunConfig) -> tuple[str, Any]:
-    """The option that says how much is sampled, and its value: of the actor where that has noise of its own, else of the
-    policy; ("", None) where there is none."""
+    """The option that says how much is sampled, and its value: of the actor where that has noise of
+    its own, else of the policy; ("", None) where there is none."""
     entry = build.entry("actor", config.actor_type)
     if isinstance(entry, build.ActorEntry) and entry.own_noise:
         heated = asked(config.algorithm, AlgorithmOptions).temperature is not None
-        part, of, name = ("algorithm", config.algorithm, "temperature") if heated else ("actor", config.actor, "noise")
+        part, of, name = (
+            ("algorithm", config.algorithm, "temperature")
+            if heated
+            else ("actor", config.actor, "noise")
+        )
     else:
         part, of, name = "policy", config.policy, asked(config.policy, PolicyOptions).explores_by
     value = getattr(of, name, None)
@@ -92,14 +115,25 @@ def less_exploration(config: RunConfig) -> str:
 def progress_reward(config: RunConfig, folder: Path) -> str:
     """How a new run from the same start goes on with progress where nothing succeeds."""
     start = config.checkpoint or folder / "checkpoints" / "sft"
-    data = config.dataset or (folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS")
-    return f"a learned progress reward (in a new run: name=NEW checkpoint={start} dataset={data} rl.fallback=progress)"
+    data = config.dataset or (
+        folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS"
+    )
+    return (
+        f"a learned progress reward (in a new run: name=NEW checkpoint={start} dataset={data} "
+        "rl.fallback=progress)"
+    )
 
 
 def first_successes(config: RunConfig, folder: Path) -> list[str]:
     """What helps where almost nothing succeeds."""
-    falls_back = config.rl.fallback == "none" and config.reward_type == "success" and reads_rewards(config)
-    return [*a_memory(config), better_start(config), *([progress_reward(config, folder)] if falls_back else [])]
+    falls_back = (
+        config.rl.fallback == "none" and config.reward_type == "success" and reads_rewards(config)
+    )
+    return [
+        *a_memory(config),
+        better_start(config),
+        *([progress_reward(config, folder)] if falls_back else []),
+    ]
 
 
 def advice(config: RunConfig, folder: Path) -> dict[str, str]:
@@ -110,10 +144,21 @@ def advice(config: RunConfig, folder: Path) -> dict[str, str]:
     if config.rl.fallback == "none":
         no_success = f"What helps: {'; '.join(first_successes(config, folder))}.{sight}"
     else:
-        no_success = f"The run goes on with a learned progress reward (rl.fallback={config.rl.fallback}).{sight}"
+        no_success = (
+            "The run goes on with a learned progress reward "
+            f"(rl.fallback={config.rl.fallback}).{sight}"
+        )
     rate = asked(config.algorithm, AlgorithmOptions).learning_rate
-    options = [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"] if rate else []
+    options = (
+        [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"]
+        if rate
+        else []
+    )
     if config.rl.group_size > 1:
         options = [f"larger groups ({larger_groups(config)})", *options]
-    options = [*options, more_exploration(config), "a start between 5 and 65 % success (vla-rl advise RUN)"]
+    options = [
+        *options,
+        more_exploration(config),
+        "a start between 5 and 65 % success (vla-rl advise RUN)",
+    ]
     return {NO_SUCCESS: no_success, STILL: f"What helps: {'; '.join(options)}.{sight}"}

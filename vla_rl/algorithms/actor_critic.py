@@ -1,9 +1,11 @@
-"""Learning from a replay with an actor and an ensemble of critics: TD3 and SAC, and what is built on them.
+"""Learning from a replay with an actor and an ensemble of critics: TD3 and SAC, and what is built
+on them.
 
-A decision is one action, a chunk too; the discount counts control steps, as chunks may be cut short (SMDP; Sutton et al.
-1999). Critics and their encoder learn from each draw, the actor from every few; the targets follow. Which algorithm of the
-literature this is depends on the options: RLPD (Ball et al. 2023), REDQ (Chen et al. 2021), HIL-SERL's learner, ResFiT with
-a residual actor, DSRL-SAC with a steered one, Cal-QL and WSRL with updates before the first episode.
+A decision is one action, a chunk too; the discount counts control steps, as chunks may be cut short
+(SMDP; Sutton et al. 1999). Critics and their encoder learn from each draw, the actor from every
+few; the targets follow. Which algorithm of the literature this is depends on the options: RLPD
+(Ball et al. 2023), REDQ (Chen et al. 2021), HIL-SERL's learner, ResFiT with a residual actor,
+DSRL-SAC with a steered one, Cal-QL and WSRL with updates before the first episode.
 """
 
 from __future__ import annotations
@@ -32,25 +34,28 @@ ADAM_BETAS = (0.9, 0.999)
 
 
 class ActorCritic(ABC):
-    """A `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers; how the actor learns from the
-    critics is a subclass's."""
+    """A `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers; how the
+    actor learns from the critics is a subclass's."""
 
     reads_rewards = True
     actor_distribution = ""  # the only kind of actor that it trains
     name = ""
 
     def __init__(self, config: ActorCriticConfig, policy: Policy) -> None:
-        """Raises ConfigError where the policy has no actor, or not the kind of actor that is trained."""
+        """Raises ConfigError where the policy has no actor, or not the kind of actor that is
+        trained."""
         if not isinstance(policy, ActorPolicy):
             raise ConfigError(
-                f"algorithm {self.name} trains a small actor, and {type(policy).__name__} has none (ActorPolicy): put one "
-                f"on top of it with actor=residual, actor=direct or actor=steered, use policy=small, or algorithm=ppo"
+                f"algorithm {self.name} trains a small actor, and {type(policy).__name__} has none "
+                "(ActorPolicy): put one on top of it with actor=residual, actor=direct or "
+                "actor=steered, use policy=small, or algorithm=ppo"
             )
         kind, other = ("gaussian", "sac") if policy.stochastic else ("deterministic", "td3")
         if self.actor_distribution not in ("", kind):
             raise ConfigError(
-                f"algorithm {self.name} trains a {self.actor_distribution} actor, and this one is {kind}: set "
-                f"actor.distribution={self.actor_distribution}, or use algorithm={other}"
+                f"algorithm {self.name} trains a {self.actor_distribution} actor, and this one is "
+                f"{kind}: set actor.distribution={self.actor_distribution}, or use "
+                f"algorithm={other}"
             )
         self.config, self.policy = config, policy
         self.device = next(policy.actor.parameters()).device
@@ -66,8 +71,12 @@ class ActorCritic(ABC):
             self._learned.append(self._chooses)
         self._target = copy.deepcopy(nn.ModuleList(self._learned)).requires_grad_(False)
         learned = [p for module in self._learned for p in module.parameters()]
-        self.critic_optimizer = make_adamw([(learned, config.critics.learning_rate)], ADAM_BETAS, 0.0)
-        self.optimizer = make_adamw([(policy.actor.parameters(), config.learning_rate)], ADAM_BETAS, 0.0)
+        self.critic_optimizer = make_adamw(
+            [(learned, config.critics.learning_rate)], ADAM_BETAS, 0.0
+        )
+        self.optimizer = make_adamw(
+            [(policy.actor.parameters(), config.learning_rate)], ADAM_BETAS, 0.0
+        )
         self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self._critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.updates = 0
@@ -84,33 +93,54 @@ class ActorCritic(ABC):
             kept = {name: frame[:1] for name, frame in self.policy.annotate(blank).items()}
             first = self._eyes.seen(kept, blank.observations, torch.Generator())
             self.features = self.policy.encode(first).shape[1]
-            return critics.Critics(self.features, self._action_width(first), c.hidden, c.count, self.head.outputs)
+            return critics.Critics(
+                self.features, self._action_width(first), c.hidden, c.count, self.head.outputs
+            )
 
     def _action_width(self, frames: Mapping[str, Tensor]) -> int:
         """How many numbers critics read of an action; ``frames`` are one row."""
-        return self.policy.realize(torch.zeros(1, self.policy.latent_dim, device=self.device), frames).shape[1]
+        return self.policy.realize(
+            torch.zeros(1, self.policy.latent_dim, device=self.device), frames
+        ).shape[1]
 
-    # -------------------------------------------------------------------------------------------------------- learning
+    # ------------------------------------------------------------------------------------- learning
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
-        """The policy's frames, and discounted [t + 1] (nothing follows the last frame): with Cal-QL the rewards to go, for a
-        gripper that is decided apart its changes to go."""
+        """The policy's frames, and discounted [t + 1] (nothing follows the last frame): with Cal-QL
+        the rewards to go, for a gripper that is decided apart its changes to go."""
         frames, steps = self.policy.annotate(trajectory), trajectory.valid.sum(1)
         if self.config.conservatism == "cal_ql":
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
         if self._chooses is not None:
-            changes = cast(ChoosingActor, self.policy).gripper_changes(trajectory.actions, trajectory.valid)
-            frames[choices.CHANGES] = rewards_to_go(chunk_rewards(changes, self.config.gamma), steps, self.config.gamma)
+            changes = cast(ChoosingActor, self.policy).gripper_changes(
+                trajectory.actions, trajectory.valid
+            )
+            frames[choices.CHANGES] = rewards_to_go(
+                chunk_rewards(changes, self.config.gamma), steps, self.config.gamma
+            )
         return frames
 
     def update(self, draw: Draw) -> dict[str, float]:
-        """One step of the critics and, every ``actor_every``, one of the actor. Raises `TrainingDiverged`."""
+        """One step of the critics and, every ``actor_every``, one of the actor. Raises
+        `TrainingDiverged`."""
         c = self.config
         offline = self.updates < c.offline_updates
-        shown, others = (c.demonstration_share, c.offline_share) if offline or c.demonstrations_online else (0.0, 0.0)
-        shares = {(DEMONSTRATIONS, INTERVENTIONS): shown, (OFFLINE,): others, (ONLINE,): 1.0 - shown - others}
-        batch = draw(c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=self._eyes.open)
+        shown, others = (
+            (c.demonstration_share, c.offline_share)
+            if offline or c.demonstrations_online
+            else (0.0, 0.0)
+        )
+        shares = {
+            (DEMONSTRATIONS, INTERVENTIONS): shown,
+            (OFFLINE,): others,
+            (ONLINE,): 1.0 - shown - others,
+        }
+        batch = draw(
+            c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=self._eyes.open
+        )
         frames = self._on_device(self._eyes.seen(batch.extra, batch.observations, self.generator))
-        next_frames = self._on_device(self._eyes.seen(batch.next_extra, batch.next_observations, self.generator))
+        next_frames = self._on_device(
+            self._eyes.seen(batch.next_extra, batch.next_observations, self.generator)
+        )
         with torch.set_grad_enabled(offline or c.encoder_online):
             encoded = self.policy.encode(frames)
         taken = self._taken(batch, frames)
@@ -142,76 +172,102 @@ class ActorCritic(ABC):
         return metrics
 
     def _targets(self, batch: Transitions, next_frames: Mapping[str, Tensor]) -> Tensor:
-        """What the critics learn: rewards + discounts · the smallest of a random subset of target values."""
+        """What the critics learn: rewards + discounts · the smallest of a random subset of
+        target values."""
         if self._conservative and self.config.max_target_backup and self.policy.stochastic:
             kept = {name: next_frames[name] for name in batch.next_extra}
             outputs, bonus = conservative.best_following(self, next_frames, kept)
         else:
             latent, bonus = self._next_latent(self.policy.encode(next_frames), next_frames)
             outputs = self._target_outputs(latent, batch.next_observations, next_frames)
-            outputs = outputs[critics.random_subset(self.critics.count, self.config.critics.subset, self.generator)]
+            outputs = outputs[
+                critics.random_subset(
+                    self.critics.count, self.config.critics.subset, self.generator
+                )
+            ]
         discounts = batch.discounts.to(self.device)
         rewards = batch.rewards.to(self.device) + discounts * bonus
         return self.head.target(rewards, discounts, outputs)
 
     @property
     def _conservative(self) -> bool:
-        """Whether this update keeps values low where there is no data: before the first episode, if at all."""
+        """Whether this update keeps values low where there is no data: before the first episode,
+        if at all."""
         return self.config.conservatism != "none" and self.updates < self.config.offline_updates
 
     def _choice_loss(
-        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor], next_frames: Mapping[str, Tensor]
+        self,
+        batch: Transitions,
+        encoded: Tensor,
+        frames: Mapping[str, Tensor],
+        next_frames: Mapping[str, Tensor],
     ) -> Tensor:
-        """Of the gripper's choices; before the first episode also conservative, where the critics are."""
+        """Of the gripper's choices; before the first episode also conservative, where the
+        critics are."""
         policy: Any = self.policy
         c = self.config
         values = policy.choice_values(encoded, frames)
         taken = policy.chosen(batch.actions, batch.valid, frames)
         with torch.no_grad():
             online = policy.choice_values(policy.encode(next_frames), next_frames)
-            following = policy.choice_values(self._target[0](next_frames), next_frames, self._target[2])
+            following = policy.choice_values(
+                self._target[0](next_frames), next_frames, self._target[2]
+            )
             rewards = choices.penalised(batch, frames, next_frames, c.gripper_penalty)
             there = policy.choosable(next_frames)
-            target = choices.choice_target(rewards, batch.discounts.to(rewards), online, following, there)
+            target = choices.choice_target(
+                rewards, batch.discounts.to(rewards), online, following, there
+            )
         loss = choices.choice_loss(values, taken, target)
         if self._conservative:
             known = taken >= 0
             data = values[known].gather(1, taken[known][:, None])[None, :, 0]
             returns = frames[RETURN][known] if RETURN in frames else None
             if bool(known.any()):
-                loss = loss + c.conservative_weight * critics.calibrated_gap(values[known][None], data, returns)
+                loss = loss + c.conservative_weight * critics.calibrated_gap(
+                    values[known][None], data, returns
+                )
         return loss
 
     def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of the stored decisions [b d]."""
         return self.policy.taken(batch.actions, frames)
 
-    def _learn_besides(self, encoded: Tensor, taken: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
-        """What else learns from each draw: nothing here. ``encoded`` [b f] has no gradient. Returns metrics."""
+    def _learn_besides(
+        self, encoded: Tensor, taken: Tensor, frames: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """What else learns from each draw: nothing here. ``encoded`` [b f] has no gradient.
+        Returns metrics."""
         return {}
 
-    def _target_outputs(self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]) -> Tensor:
+    def _target_outputs(
+        self, latent: Tensor, seen: Observation, frames: Mapping[str, Tensor]
+    ) -> Tensor:
         """Outputs [critics b …] of the target critics where ``latent`` would be taken."""
         encoder, target = self._target[0], self._target[1]
         return target(encoder(frames), self.policy.realize(latent, frames))
 
-    # --------------------------------------------------------------------------------------------- what algorithms differ in
+    # -------------------------------------------------------------------- what algorithms differ in
     @abstractmethod
-    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+    def _next_latent(
+        self, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor | float]:
         """The latent action of the target [b l], and what is added to its value."""
 
     @abstractmethod
-    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+    def _improve(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> dict[str, float]:
         """One step of the actor on ``encoded`` [b f], which has no gradient. Returns metrics."""
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
     def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: frame.to(self.device, non_blocking=True) for name, frame in frames.items()}
 
     def _normal(self, rows: int) -> Tensor:
         return torch.randn(rows, self.policy.latent_dim, generator=self.generator).to(self.device)
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights. Needs no pickle."""
         return {
@@ -239,25 +295,33 @@ class ActorCritic(ABC):
 class ClimbingActor(ActorCritic):
     """The actor's latent action climbs the critics' gradient.
 
-    With ``anchor_coef`` it is held near what it did as the first episode began, less and less, while critics that know
-    little of other actions learn what those are worth (a policy constraint that is let go, as in PROTO, arXiv 2305.15669).
-    Mean and spread are held alike, by the squared Wasserstein distance: that of what both make of the same noise.
-    The encoder that it shares with the critics is part of it: they move it, and an actor that stood still would act
-    otherwise. (How much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
+    With ``anchor_coef`` it is held near what it did as the first episode began, less and less,
+    while critics that know little of other actions learn what those are worth (a policy constraint
+    that is let go, as in PROTO, arXiv 2305.15669). Mean and spread are held alike, by the squared
+    Wasserstein distance: that of what both make of the same noise. The encoder that it shares with
+    the critics is part of it: they move it, and an actor that stood still would act otherwise. (How
+    much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
     """
 
     _anchor: nn.ModuleList | None = None  # encoder and actor as they were
 
     def update(self, draw: Draw) -> dict[str, float]:
-        if self.config.anchor_coef and self._anchor is None and self.updates >= self.config.offline_updates:
+        if (
+            self.config.anchor_coef
+            and self._anchor is None
+            and self.updates >= self.config.offline_updates
+        ):
             self._anchor = self._copy_of_actor()
         return super().update(draw)
 
     def _copy_of_actor(self) -> nn.ModuleList:
-        return copy.deepcopy(nn.ModuleList([self.policy.encoder, self.policy.actor])).requires_grad_(False)
+        return copy.deepcopy(
+            nn.ModuleList([self.policy.encoder, self.policy.actor])
+        ).requires_grad_(False)
 
     def _anchor_weight(self) -> float:
-        """What is left of ``anchor_coef``; it falls from where the actor begins to learn, to ``anchor_floor`` of it."""
+        """What is left of ``anchor_coef``; it falls from where the actor begins to learn, to
+        ``anchor_floor`` of it."""
         c = self.config
         if self._anchor is None:
             return 0.0
@@ -266,7 +330,8 @@ class ClimbingActor(ActorCritic):
         return c.anchor_coef * min(1.0, max(c.anchor_floor, left))
 
     def _drift(self, latent: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
-        """Mean squared distance of the latent action to what it was with the same noise, with gradient to ``latent``."""
+        """Mean squared distance of the latent action to what it was with the same noise, with
+        gradient to ``latent``."""
         policy = self.policy
         now = policy.encoder, policy.actor
         policy.encoder, policy.actor = cast(nn.ModuleList, self._anchor)
@@ -284,7 +349,9 @@ class ClimbingActor(ActorCritic):
         self.critics.requires_grad_(True)
         return value
 
-    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
+    def _improve(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> dict[str, float]:
         """One step up the mean of the critics."""
         c = self.config
         noise = self._noise(len(encoded))
@@ -302,23 +369,35 @@ class ClimbingActor(ActorCritic):
         self._guard.step(self.optimizer, loss.detach())
         if isinstance(self.policy, PractisingActor):
             self.policy.practised()
-        figures |= {"policy_loss": float(loss.detach()), "latent_size": float(latent.detach().abs().mean())}
+        figures |= {
+            "policy_loss": float(loss.detach()),
+            "latent_size": float(latent.detach().abs().mean()),
+        }
         figures |= {} if drift is None else {"drift": float(drift.detach())}
         return {f"{self.name}/{name}": value for name, value in figures.items()}
 
     def _penalty(self, latent: Tensor) -> Tensor:
         return self.config.action_penalty * latent.square().mean()
 
-    def _imitation_error(self, batch: Transitions, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
+    def _imitation_error(
+        self, batch: Transitions, latent: Tensor, frames: Mapping[str, Tensor]
+    ) -> Tensor:
         """Mean squared distance to the actions that people chose, in half-ranges."""
         action = self.policy.realize(latent, frames)
         shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
         counts = (batch.valid & (batch.is_human | shown)).to(action)
-        error = (action - self.policy.taken(batch.labels, frames)).square().view(*counts.shape, -1).mean(-1)
+        error = (
+            (action - self.policy.taken(batch.labels, frames))
+            .square()
+            .view(*counts.shape, -1)
+            .mean(-1)
+        )
         return (error * counts).sum() / counts.sum().clamp(min=1)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | ({} if self._anchor is None else {"anchor": dict(self._anchor.state_dict())})
+        return super().state_dict() | (
+            {} if self._anchor is None else {"anchor": dict(self._anchor.state_dict())}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -336,15 +415,19 @@ class ClimbingActor(ActorCritic):
 
 
 class TD3(ClimbingActor):
-    """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it, TD3+BC (Fujimoto & Gu
+    """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it,
+    TD3+BC (Fujimoto & Gu
     2021) without its scaling."""
 
     config: TD3Config
     actor_distribution = "deterministic"
     name = "td3"
 
-    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        """The present actor's action with clipped noise (eq. 14; the actor moves slowly, and has no target copy)."""
+    def _next_latent(
+        self, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor | float]:
+        """The present actor's action with clipped noise (eq. 14; the actor moves slowly, and has
+        no target copy)."""
         latent, _ = self.policy.propose(encoded, frames, None)
         limit = self.config.target_clip
         noise = (self.config.target_noise * self._normal(len(latent))).clamp(-limit, limit)
@@ -355,7 +438,8 @@ class TD3(ClimbingActor):
 
 
 class SAC(ClimbingActor):
-    """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv 1812.05905)."""
+    """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv
+    1812.05905)."""
 
     config: SACConfig
     actor_distribution = "gaussian"
@@ -365,15 +449,23 @@ class SAC(ClimbingActor):
     def __init__(self, config: SACConfig, policy: Policy) -> None:
         """Raises ConfigError for demonstrations where critics read a noise."""
         super().__init__(config, policy)
-        if self.needs_latents and isinstance(policy, SteeredActor) and (config.demonstration_share or config.offline_share):
+        if (
+            self.needs_latents
+            and isinstance(policy, SteeredActor)
+            and (config.demonstration_share or config.offline_share)
+        ):
             raise ConfigError(
-                f"algorithm {self.name} learns what noises are worth, and demonstrations have no noise, nor have other "
-                f"runs' episodes: set algorithm.demonstration_share=0 and algorithm.offline_share=0, or use "
-                f"algorithm=dsrl, which learns from their actions"
+                f"algorithm {self.name} learns what noises are worth, and demonstrations have no "
+                "noise, nor have other runs' episodes: set algorithm.demonstration_share=0 and "
+                "algorithm.offline_share=0, or use algorithm=dsrl, which learns from their actions"
             )
         size = self.policy.latent_dim
-        self.target_entropy = -size / 2.0 if config.target_entropy is None else config.target_entropy
-        self.log_temperature = nn.Parameter(torch.tensor(config.temperature, device=self.device).log())
+        self.target_entropy = (
+            -size / 2.0 if config.target_entropy is None else config.target_entropy
+        )
+        self.log_temperature = nn.Parameter(
+            torch.tensor(config.temperature, device=self.device).log()
+        )
         groups = [([self.log_temperature], config.temperature_learning_rate)]
         self.temperature_optimizer = make_adamw(groups, ADAM_BETAS, 0.0)
 
@@ -381,7 +473,9 @@ class SAC(ClimbingActor):
     def temperature(self) -> Tensor:
         return self.log_temperature.detach().exp()
 
-    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+    def _next_latent(
+        self, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor | float]:
         latent, log_prob = self.policy.propose(encoded, frames, self._noise(len(encoded)))
         return latent, -self.temperature * log_prob if self.config.entropy_in_backup else 0.0
 
@@ -395,11 +489,18 @@ class SAC(ClimbingActor):
             self.temperature_optimizer.step()
             self.temperature_optimizer.zero_grad(set_to_none=True)
         loss = (self.temperature * log_prob - value).mean()
-        return loss, {"temperature": float(self.temperature), "spare_entropy": entropy - self.target_entropy}
+        return loss, {
+            "temperature": float(self.temperature),
+            "spare_entropy": entropy - self.target_entropy,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         own = {"log_temperature": self.log_temperature.detach().clone()}
-        return super().state_dict() | own | {"temperature_optimizer": optimizer_state(self.temperature_optimizer)}
+        return (
+            super().state_dict()
+            | own
+            | {"temperature_optimizer": optimizer_state(self.temperature_optimizer)}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -409,7 +510,8 @@ class SAC(ClimbingActor):
 
 
 def rewards_to_go(rewards: Tensor, steps: Tensor, gamma: float) -> Tensor:
-    """Discounted rewards from each decision on, float32 [t + 1], of rewards [t] and executed control steps [t]."""
+    """Discounted rewards from each decision on, float32 [t + 1], of rewards [t] and executed
+    control steps [t]."""
     total, out = 0.0, [0.0]
     for reward, n in zip(reversed(rewards.tolist()), reversed(steps.tolist())):
         total = reward + gamma**n * total
@@ -424,6 +526,15 @@ def _blank(policy: Policy) -> Trajectory:
     actions = torch.zeros(1, policy.chunk_length, spec.action_dim)
     valid = torch.ones(1, policy.chunk_length, dtype=torch.bool)
     return Trajectory(
-        EpisodeSpec("", 0), seen, seen, actions, valid, torch.zeros(valid.shape), torch.zeros(1), {},
-        terminated=True, truncated=False, success=False,
-    )  # fmt: skip
+        EpisodeSpec("", 0),
+        seen,
+        seen,
+        actions,
+        valid,
+        torch.zeros(valid.shape),
+        torch.zeros(1),
+        {},
+        terminated=True,
+        truncated=False,
+        success=False,
+    )

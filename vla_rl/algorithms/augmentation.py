@@ -1,4 +1,5 @@
-"""Random changes of what a policy is shown in SFT: pictures, left and right exchanged, proprioception hidden."""
+"""Random changes of what a policy is shown in SFT: pictures, left and right exchanged,
+proprioception hidden."""
 
 from __future__ import annotations
 
@@ -18,46 +19,66 @@ def _uniform(rows: int, spread: float, generator: torch.Generator) -> Tensor:
 
 
 def random_shift(images: Tensor, offsets: Tensor) -> Tensor:
-    """Shift uint8 images [b H W 3] by whole pixels ``offsets`` int64 [b 2] (down, right); edges repeat."""
+    """Shift uint8 images [b H W 3] by whole pixels ``offsets`` int64 [b 2] (down, right); edges
+    repeat."""
     _, height, width, _ = images.shape
     margin = int(offsets.abs().max())
     if margin == 0:
         return images
-    x = torch.cat([images[:, :1].expand(-1, margin, -1, -1), images, images[:, -1:].expand(-1, margin, -1, -1)], 1)
-    x = torch.cat([x[:, :, :1].expand(-1, -1, margin, -1), x, x[:, :, -1:].expand(-1, -1, margin, -1)], 2)
-    corners = (margin - offsets).tolist()  # copying windows is many times faster than gathering three-byte pixels
-    return torch.stack([x[i, top : top + height, left : left + width] for i, (top, left) in enumerate(corners)])
+    x = torch.cat(
+        [
+            images[:, :1].expand(-1, margin, -1, -1),
+            images,
+            images[:, -1:].expand(-1, margin, -1, -1),
+        ],
+        1,
+    )
+    x = torch.cat(
+        [x[:, :, :1].expand(-1, -1, margin, -1), x, x[:, :, -1:].expand(-1, -1, margin, -1)], 2
+    )
+    # copying windows is many times faster than gathering three-byte pixels
+    corners = (margin - offsets).tolist()
+    return torch.stack(
+        [x[i, top : top + height, left : left + width] for i, (top, left) in enumerate(corners)]
+    )
 
 
 def random_crop(images: Tensor, scale: Tensor, position: Tensor) -> Tensor:
-    """Cut out a window of relative side ``scale`` [b] at relative ``position`` [b 2] and resize it back (bilinear)."""
+    """Cut out a window of relative side ``scale`` [b] at relative ``position`` [b 2] and resize
+    it back (bilinear)."""
     b, height, width, _ = images.shape
     centre = (2.0 * position - 1.0) * (1.0 - scale[:, None])
     theta = torch.zeros(b, 2, 3)
     theta[:, 0, 0] = theta[:, 1, 1] = scale
     theta[:, 0, 2], theta[:, 1, 2] = centre[:, 1], centre[:, 0]
     planes = images.permute(0, 3, 1, 2).float()
-    grid = torch.nn.functional.affine_grid(theta.to(images.device), [b, 3, height, width], align_corners=False)
+    grid = torch.nn.functional.affine_grid(
+        theta.to(images.device), [b, 3, height, width], align_corners=False
+    )
     out = torch.nn.functional.grid_sample(planes, grid, padding_mode="border", align_corners=False)
     return out.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def color_jitter(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor:
-    """images · (1 + brightness) with the distance to their mean scaled by (1 + contrast); factors [b], uint8 out."""
+    """images · (1 + brightness) with the distance to their mean scaled by (1 + contrast);
+    factors [b], uint8 out."""
     x = images.flatten(1).float()
     gain, mean = 1.0 + contrast.to(x), x.mean(1)
     scale = gain * (1.0 + brightness.to(x))
-    shift = mean * (1.0 - gain) * (1.0 + brightness.to(x))  # both changes are one affine map per image
+    # both changes are one affine map per image
+    shift = mean * (1.0 - gain) * (1.0 + brightness.to(x))
     x = x.mul_(scale[:, None]).add_(shift[:, None]).round_().clamp_(0, 255)
     return x.to(torch.uint8).view_as(images)
 
 
-def augment(observation: Observation, config: AugmentConfig, generator: torch.Generator) -> Observation:
+def augment(
+    observation: Observation, config: AugmentConfig, generator: torch.Generator
+) -> Observation:
     """Augmented copy of an observation; each row, and of images each camera, draws its own change.
 
-    Rows whose proprioception is hidden get the batch's mean, so that they must be read from their images. Otherwise a policy
-    learns to go on the way that the arm's own pose gives away, and has little to go by as an episode begins (causal
-    confusion, de Haan et al. 2019, arXiv 1905.11979).
+    Rows whose proprioception is hidden get the batch's mean, so that they must be read from their
+    images. Otherwise a policy learns to go on the way that the arm's own pose gives away, and has
+    little to go by as an episode begins (causal confusion, de Haan et al. 2019, arXiv 1905.11979).
     """
     images = {}
     for name, x in observation.images.items():
@@ -66,9 +87,15 @@ def augment(observation: Observation, config: AugmentConfig, generator: torch.Ge
             scale = 1.0 - config.crop * torch.rand(b, generator=generator)
             x = random_crop(x, scale, torch.rand(b, 2, generator=generator))
         if config.shift > 0:
-            x = random_shift(x, torch.randint(-config.shift, config.shift + 1, (b, 2), generator=generator))
+            x = random_shift(
+                x, torch.randint(-config.shift, config.shift + 1, (b, 2), generator=generator)
+            )
         if config.brightness > 0 or config.contrast > 0:
-            x = color_jitter(x, _uniform(b, config.brightness, generator), _uniform(b, config.contrast, generator))
+            x = color_jitter(
+                x,
+                _uniform(b, config.brightness, generator),
+                _uniform(b, config.contrast, generator),
+            )
         images[name] = x
     proprio = observation.proprio
     if config.proprio > 0:
@@ -77,28 +104,31 @@ def augment(observation: Observation, config: AugmentConfig, generator: torch.Ge
     return replace(observation, images=images, proprio=proprio)
 
 
-# ------------------------------------------------------------------------------------------------------------- in a mirror
+# -------------------------------------------------------------------------------------- in a mirror
 def require_mirror(embodiment: EmbodimentSpec) -> None:
     """Raise `ConfigError` where rows are to be mirrored and the robot does not say how."""
     if embodiment.mirror is None:
         raise ConfigError(
-            f"augment.mirror is set, and {embodiment.name} declares no mirror (`vla_rl.specs.Mirror`), as its scenes are "
-            "not symmetric, or its file is from before there was one: set augment.mirror=0"
+            f"augment.mirror is set, and {embodiment.name} declares no mirror "
+            "(`vla_rl.specs.Mirror`), as its scenes are not symmetric, or its file is from before "
+            "there was one: set augment.mirror=0"
         )
 
 
 def mirrored(
     observation: Observation, actions: Tensor, embodiment: EmbodimentSpec, rows: Tensor
 ) -> tuple[Observation, Tensor]:
-    """Observation [b] and actions [b h a] with ``rows`` bool [b] as the robot's `Mirror` shows them (GR-RL, arXiv
-    2512.01801, symmetry augmentation)."""
+    """Observation [b] and actions [b h a] with ``rows`` bool [b] as the robot's `Mirror` shows them
+    (GR-RL, arXiv 2512.01801, symmetry augmentation)."""
     mirror = embodiment.mirror
     assert mirror is not None
     flipped = {name: image.flip(2) for name, image in observation.images.items()}
     order, _ = mirror.of(tuple(observation.images))
     names = list(observation.images)
     images = {
-        name: torch.where(rows.to(image.device)[:, None, None, None], flipped[names[partner]], image)
+        name: torch.where(
+            rows.to(image.device)[:, None, None, None], flipped[names[partner]], image
+        )
         for partner, (name, image) in zip(order, observation.images.items(), strict=True)
     }
     words = {a: b for pair in mirror.exchanged for a, b in (pair, pair[::-1])}

@@ -1,4 +1,5 @@
-"""A gripper's three choices by double DQN beside TD3 or SAC, as HIL-SERL learns it (Luo et al. 2024, arXiv 2410.21845)."""
+"""A gripper's three choices by double DQN beside TD3 or SAC, as HIL-SERL learns it (Luo et al.
+2024, arXiv 2410.21845)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from vla_rl.interfaces import Policy
 from vla_rl.optional import ChoosingActor
 from vla_rl.types import Transitions
 
-CHANGES = "gripper_changes"  # the frame that holds the discounted changes of an episode from there on
+# the frame that holds the discounted changes of an episode from there on
+CHANGES = "gripper_changes"
 
 
 def network(policy: Policy) -> nn.Module | None:
@@ -19,25 +21,31 @@ def network(policy: Policy) -> nn.Module | None:
     return policy.choices if isinstance(policy, ChoosingActor) else None
 
 
-def choice_target(rewards: Tensor, discounts: Tensor, online: Tensor, target: Tensor, there: Tensor) -> Tensor:
-    """[b]: the target network's value [b 3] of what the online one [b 3] finds best among the choices that are ``there``
-    (double DQN, van Hasselt et al. 2016, eq. 4)."""
+def choice_target(
+    rewards: Tensor, discounts: Tensor, online: Tensor, target: Tensor, there: Tensor
+) -> Tensor:
+    """[b]: the target network's value [b 3] of what the online one [b 3] finds best among the
+    choices that are ``there`` (double DQN, van Hasselt et al. 2016, eq. 4)."""
     best = online.masked_fill(~there, -torch.inf).argmax(1, keepdim=True)
     return rewards + discounts * target.gather(1, best)[:, 0]
 
 
 def choice_loss(values: Tensor, taken: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error of the values [b 3] of what was ``taken`` [b]; rows that were none of the choices count nothing."""
+    """Mean squared error of the values [b 3] of what was ``taken`` [b]; rows that were none of
+    the choices count nothing."""
     known = taken >= 0
     error = (values.gather(1, taken.clamp(min=0)[:, None])[:, 0] - target).square()
     return (error * known).sum() / known.sum().clamp(min=1)
 
 
-def penalised(batch: Transitions, frames: Mapping[str, Tensor], after: Mapping[str, Tensor], penalty: float) -> Tensor:
-    """Rewards [b] less ``penalty`` for each change in the decisions that they are of, discounted as rewards are.
+def penalised(
+    batch: Transitions, frames: Mapping[str, Tensor], after: Mapping[str, Tensor], penalty: float
+) -> Tensor:
+    """Rewards [b] less ``penalty`` for each change in the decisions that they are of, discounted as
+    rewards are.
 
-    ``batch.discounts`` is 0 where an episode terminated, and nothing changes beyond its last frame, so the difference of
-    what is to come is what was between.
+    ``batch.discounts`` is 0 where an episode terminated, and nothing changes beyond its last frame,
+    so the difference of what is to come is what was between.
     """
     discounts = batch.discounts.to(frames[CHANGES])
     return batch.rewards.to(discounts) - penalty * (frames[CHANGES] - discounts * after[CHANGES])

@@ -1,7 +1,8 @@
 """A critic that reads the simulator's state: small, fast, and never seen by the policy.
 
-An asymmetric critic (Pinto et al. 2018) learns a value from privileged state in a fraction of the samples that images
-need; it exists during training alone, so that the policy stays one that could run on a robot.
+An asymmetric critic (Pinto et al. 2018) learns a value from privileged state in a fraction of the
+samples that images need; it exists during training alone, so that the policy stays one that could
+run on a robot.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from vla_rl.types import Observation
 
 
 class PrivilegedCritic(nn.Module):
-    """MLP from ``Observation.privileged`` [b s] to a value [b]; inputs are normalised by a running mean and variance.
+    """MLP from ``Observation.privileged`` [b s] to a value [b]; inputs are normalised by a running
+    mean and variance.
 
-    `observe` takes in a batch's statistics; `value` never changes them, so that values are the same whatever the order
-    of minibatches. ``reads_images`` False tells PPO not to move images about for it.
+    `observe` takes in a batch's statistics; `value` never changes them, so that values are the same
+    whatever the order of minibatches. ``reads_images`` False tells PPO not to move images about for
+    it.
     """
 
     reads_images = False
@@ -46,8 +49,9 @@ class PrivilegedCritic(nn.Module):
         config = config or CriticConfig()
         if privileged_dim < 1:
             raise ConfigError(
-                f"PrivilegedCritic needs privileged state, but the env's privileged_dim is {privileged_dim}; "
-                f"use the policy's value head (no critic) or an env that exposes simulator state"
+                "PrivilegedCritic needs privileged state, but the env's privileged_dim is "
+                f"{privileged_dim}; use the policy's value head (no critic) or an env that exposes "
+                "simulator state"
             )
         self.clip = config.clip
         with torch.random.fork_rng(
@@ -70,8 +74,8 @@ class PrivilegedCritic(nn.Module):
     def _privileged(self, observation: Observation) -> Tensor:
         if observation.privileged is None:
             raise ConfigError(
-                "PrivilegedCritic got an observation without privileged state; use an env with privileged_dim > 0, "
-                "or train the policy's own value head instead (no critic)"
+                "PrivilegedCritic got an observation without privileged state; use an env with "
+                "privileged_dim > 0, or train the policy's own value head instead (no critic)"
             )
         if observation.privileged.shape[1] != self.mean.shape[0]:
             raise ConfigError(
@@ -91,7 +95,8 @@ class PrivilegedCritic(nn.Module):
         self.count.copy_(total)
 
     def value(self, observation: Observation) -> Tensor:
-        """Value float32 [b] with gradient. Raises ConfigError without privileged state, or with another size of it."""
+        """Value float32 [b] with gradient. Raises ConfigError without privileged state, or with
+        another size of it."""
         x = self._privileged(observation)
         std = (self.m2 / self.count.clamp(min=1.0)).sqrt()
         # a number that hardly varies (a fixed pose) must not be blown up by its rounding noise
@@ -103,15 +108,17 @@ class PrivilegedCritic(nn.Module):
 class CriticTrainer:
     """Fits any separate `Critic` to returns, in epochs of its own.
 
-    The critic may have ``observe(observation)``, called once per batch to keep input statistics, and a class attribute
-    ``reads_images = False``: then images are not copied for it.
+    The critic may have ``observe(observation)``, called once per batch to keep input statistics,
+    and a class attribute ``reads_images = False``: then images are not copied for it.
     """
 
     def __init__(self, critic: Critic, config: PPOConfig) -> None:
         self.critic, self.minibatch_size = critic, config.critic_minibatch_size
         self.epochs = config.epochs if config.critic_epochs is None else config.critic_epochs
         self.value_clip, self.huber_delta = config.value_clip, config.value_huber_delta
-        self.optimizer = make_adamw([(critic.parameters(), config.critic_learning_rate)], config.betas, weight_decay=0.0)
+        self.optimizer = make_adamw(
+            [(critic.parameters(), config.critic_learning_rate)], config.betas, weight_decay=0.0
+        )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
 
     def _view(self, observation: Observation) -> Observation:
@@ -131,10 +138,22 @@ class CriticTrainer:
         """Values float32 [b] on the CPU, without gradient."""
         seen, device = self._view(observation), self._device()
         starts = range(0, len(seen), slice_size)
-        return torch.cat([self.critic.value(seen[slice(i, i + slice_size)].to(device)).float().cpu() for i in starts])
+        return torch.cat(
+            [
+                self.critic.value(seen[slice(i, i + slice_size)].to(device)).float().cpu()
+                for i in starts
+            ]
+        )
 
-    def train(self, observation: Observation, returns: Tensor, old_values: Tensor, generator: torch.Generator) -> float:
-        """Run the epochs on observations [n] with ``returns`` [n]; the mean loss. Raises `TrainingDiverged`."""
+    def train(
+        self,
+        observation: Observation,
+        returns: Tensor,
+        old_values: Tensor,
+        generator: torch.Generator,
+    ) -> float:
+        """Run the epochs on observations [n] with ``returns`` [n]; the mean loss. Raises
+        `TrainingDiverged`."""
         device, seen = self._device(), self._view(observation)
         if not seen.images:  # small enough to sit on the device as a whole
             seen = seen.to(device)
@@ -144,7 +163,9 @@ class CriticTrainer:
             for rows in even_split(len(seen), self.minibatch_size, generator):
                 at = rows.to(device)
                 value = self.critic.value(seen[rows].to(device)).float()
-                loss = losses.value_loss(value, returns[at], old_values[at], self.value_clip, self.huber_delta).mean()
+                loss = losses.value_loss(
+                    value, returns[at], old_values[at], self.value_clip, self.huber_delta
+                ).mean()
                 loss.backward()
                 self.guard.step(self.optimizer, loss.detach())
                 total, count = total + loss.detach(), count + 1
@@ -152,7 +173,11 @@ class CriticTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         weights = dict(self.critic.state_dict()) if isinstance(self.critic, nn.Module) else None
-        return {"weights": weights, "optimizer": optimizer_state(self.optimizer), "guard": self.guard.state_dict()}
+        return {
+            "weights": weights,
+            "optimizer": optimizer_state(self.optimizer),
+            "guard": self.guard.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("weights") is not None and isinstance(self.critic, nn.Module):

@@ -1,7 +1,9 @@
-"""Ensembles of action values: the networks, what they predict (a number or a distribution), and the targets they learn.
+"""Ensembles of action values: the networks, what they predict (a number or a distribution), and the
+targets they learn.
 
-LayerNorm in every layer bounds what a critic makes of actions it never saw (RLPD, Ball et al. 2023, §4.2). The target takes
-the smallest of a random subset of the ensemble (REDQ, Chen et al. 2021, eq. 1).
+LayerNorm in every layer bounds what a critic makes of actions it never saw (RLPD, Ball et al. 2023,
+§4.2). The target takes the smallest of a random subset of the ensemble (REDQ, Chen et al. 2021, eq.
+1).
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class ValueHead(Protocol):
         ...
 
     def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
-        """What to learn, from rewards and discounts [b] and the outputs [s b ``outputs``] of the target critics at the
-        next action; of the ``s`` the one with the smallest value counts, row by row."""
+        """What to learn, from rewards and discounts [b] and the outputs [s b ``outputs``] of the
+        target critics at the next action; of the ``s`` the one with the smallest value counts, row
+        by row."""
         ...
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -69,11 +72,13 @@ class _Bins:
 
 
 class HLGaussHead(_Bins):
-    """The target value as a Gaussian over the bins, learned by cross-entropy (Farebrother et al. 2024, §3.1).
+    """The target value as a Gaussian over the bins, learned by cross-entropy (Farebrother et al.
+    2024, §3.1).
 
-    The Gaussian's standard deviation is ``SIGMA`` bins. What of it lies outside of the range is lost to the other side, so
-    that within ``REACH`` bins of an end the mean would be drawn inwards: as much goes to the outermost bin as makes the
-    mean that of the value. (A reward of 1 under a range that ends there reads back as 1.)
+    The Gaussian's standard deviation is ``SIGMA`` bins. What of it lies outside of the range is
+    lost to the other side, so that within ``REACH`` bins of an end the mean would be drawn inwards:
+    as much goes to the outermost bin as makes the mean that of the value. (A reward of 1 under a
+    range that ends there reads back as 1.)
     """
 
     SIGMA, REACH = 0.75, 4.0
@@ -105,7 +110,9 @@ class C51Head(_Bins):
         smallest = self.value(following).argmin(0)
         share = following[smallest, torch.arange(len(rewards), device=rewards.device)].softmax(-1)
         centers = self.centers.to(rewards.device)
-        at = (rewards[:, None] + discounts[:, None] * centers).clamp(float(centers[0]), float(centers[-1]))
+        at = (rewards[:, None] + discounts[:, None] * centers).clamp(
+            float(centers[0]), float(centers[-1])
+        )
         place = (at - centers[0]) / self.width
         lower = place.floor().long().clamp(max=self.outputs - 2)
         upper_share = share * (place - lower)
@@ -122,7 +129,8 @@ def value_head(config: CriticsConfig) -> ValueHead:
 
 
 class _Layer(nn.Module):
-    """A linear layer per critic, [e b i] → [e b o], with LayerNorm and SiLU unless it is the ``last``."""
+    """A linear layer per critic, [e b i] → [e b o], with LayerNorm and SiLU unless it is the
+    ``last``."""
 
     def __init__(self, count: int, inputs: int, outputs: int, last: bool) -> None:
         super().__init__()
@@ -144,12 +152,17 @@ class _Layer(nn.Module):
 class Critics(nn.Module):
     """``count`` values of (features [b f], action [b d]), evaluated as one batched product."""
 
-    def __init__(self, features: int, actions: int, hidden: Sequence[int], count: int, outputs: int = 1) -> None:
+    def __init__(
+        self, features: int, actions: int, hidden: Sequence[int], count: int, outputs: int = 1
+    ) -> None:
         super().__init__()
         self.count, self.inputs = count, features + actions
         widths = [self.inputs, *hidden, outputs]
         self.layers = nn.Sequential(
-            *(_Layer(count, i, o, last=n == len(hidden)) for n, (i, o) in enumerate(pairwise(widths)))
+            *(
+                _Layer(count, i, o, last=n == len(hidden))
+                for n, (i, o) in enumerate(pairwise(widths))
+            )
         )
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
@@ -159,7 +172,8 @@ class Critics(nn.Module):
 
 
 def random_subset(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """``size`` of ``count`` indices, without replacement; all of them in order where ``size`` is 0 or not smaller."""
+    """``size`` of ``count`` indices, without replacement; all of them in order where ``size`` is
+    0 or not smaller."""
     if not size or size >= count:
         return torch.arange(count)
     return torch.randperm(count, generator=generator)[:size]
@@ -180,18 +194,24 @@ def calibrated_gap(
     bounded: Tensor | None = None,
     log_density: Tensor | None = None,
 ) -> Tensor:
-    """CQL's regulariser, scalar: how far a soft maximum of the values [e b k] of proposed actions exceeds the value [e b] of
-    the data's, in the mean.
+    """CQL's regulariser, scalar: how far a soft maximum of the values [e b k] of proposed actions
+    exceeds the value [e b] of the data's, in the mean.
 
-    With ``log_density`` [b k], of the distribution that each was drawn from, the maximum is log Σ exp(value − log density),
-    an estimate of log ∫ exp(value) but for log k (Kumar et al. 2020, arXiv 2006.04779, appendix F); without, log-mean-exp.
+    With ``log_density`` [b k], of the distribution that each was drawn from, the maximum is log Σ
+    exp(value − log density), an estimate of log ∫ exp(value) but for log k (Kumar et al. 2020,
+    arXiv 2006.04779, appendix F); without, log-mean-exp.
 
-    With ``returns`` [b], what the data's episode went on to earn, values of proposed actions are not pushed below them
-    (Cal-QL, Nakamoto et al. 2023, eq. 5.1), where ``bounded`` bool [k] (None: all of them): the policy's own.
+    With ``returns`` [b], what the data's episode went on to earn, values of proposed actions are
+    not pushed below them (Cal-QL, Nakamoto et al. 2023, eq. 5.1), where ``bounded`` bool [k] (None:
+    all of them): the policy's own.
     """
     if returns is not None:
         spared = torch.maximum(proposed, returns[None, :, None])
-        proposed = spared if bounded is None else torch.where(bounded.to(proposed.device), spared, proposed)
+        proposed = (
+            spared
+            if bounded is None
+            else torch.where(bounded.to(proposed.device), spared, proposed)
+        )
     if log_density is not None:
         return ((proposed - log_density).logsumexp(-1) - data).mean()
     return (proposed.logsumexp(-1) - math.log(proposed.shape[-1]) - data).mean()

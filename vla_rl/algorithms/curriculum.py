@@ -1,10 +1,11 @@
 """Which (task, initial state) to practise next.
 
-Followed: VLA-RL (Lu et al. 2025) in both of its forms, the paper's exp((0.5 − s)/τ) and the released code's (1 −
-s)^(1/T), which both favour what fails; a true frontier exp(−|s − 0.5|/τ), which peaks at a success rate s of 50 %; and
-VADE (Hu et al. 2025): Thompson sampling on a Beta posterior of each item's success with a prior decay on two scales.
-Departure from VADE: a draw p is ranked by its variance p(1 − p), to which a group's expected gradient signal is
-proportional. Every strategy keeps a probability floor, so that no item is forgotten for good.
+Followed: VLA-RL (Lu et al. 2025) in both of its forms, the paper's exp((0.5 − s)/τ) and the
+released code's (1 − s)^(1/T), which both favour what fails; a true frontier exp(−|s − 0.5|/τ),
+which peaks at a success rate s of 50 %; and VADE (Hu et al. 2025): Thompson sampling on a Beta
+posterior of each item's success with a prior decay on two scales. Departure from VADE: a draw p is
+ranked by its variance p(1 − p), to which a group's expected gradient signal is proportional. Every
+strategy keeps a probability floor, so that no item is forgotten for good.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Item = tuple[str, int]
 
 
 def strategy_weights(success: Tensor, strategy: str, temperature: float) -> Tensor:
-    """Unnormalised weights float64 [items] from success rates [items]; uniform for strategies that do not use them."""
+    """Unnormalised weights float64 [items] from success rates [items]; uniform for strategies
+    that do not use them."""
     s = success.double()
     if strategy == "vla_rl":
         return torch.exp((0.5 - s) / temperature)
@@ -46,7 +48,10 @@ def systematic_sample(probabilities: Tensor, n: int, generator: torch.Generator)
     """
     order = torch.randperm(probabilities.shape[0], generator=generator)
     edges = torch.cumsum(probabilities[order].double(), 0)
-    points = (torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)) / n
+    points = (
+        torch.arange(n, dtype=torch.float64)
+        + torch.rand((), generator=generator, dtype=torch.float64)
+    ) / n
     picked = order[torch.searchsorted(edges, points * edges[-1]).clamp_(max=order.shape[0] - 1)]
     return picked[torch.randperm(n, generator=generator)].tolist()
 
@@ -60,28 +65,35 @@ class Curriculum:
         self._index = {item: i for i, item in enumerate(self.items)}
         if not self.items or len(self._index) != len(self.items):
             raise ConfigError(
-                f"a curriculum needs distinct (task, initial state) items, got {len(self.items)}: {self.items[:5]}"
+                f"a curriculum needs distinct (task, initial state) items, got {len(self.items)}: "
+                f"{self.items[:5]}"
             )
-        self.recent: list[list[tuple[int, int]]] = [[] for _ in self.items]  # (successes, trials), newest last
+        # (successes, trials), newest last
+        self.recent: list[list[tuple[int, int]]] = [[] for _ in self.items]
         self.successes: np.ndarray = np.zeros(len(self.items))  # decayed counts
         self.failures: np.ndarray = np.zeros(len(self.items))
 
     def success_rates(self) -> Tensor:
         """Success rate float64 [items] over the last ``window`` trials.
 
-        An item never tried counts as 0 for VLA-RL's strategies, as in its code, and as 0.5 for the others.
+        An item never tried counts as 0 for VLA-RL's strategies, as in its code, and as 0.5 for the
+        others.
         """
         unseen = 0.0 if self.config.strategy.startswith("vla_rl") else 0.5
         rates = [sum(s for s, _ in r) / sum(t for _, t in r) if r else unseen for r in self.recent]
         return torch.tensor(rates, dtype=torch.float64)
 
     def probabilities(self) -> Tensor:
-        """Sampling probability float64 [items] (thompson: only its floor is known beforehand, so uniform)."""
-        weights = strategy_weights(self.success_rates(), self.config.strategy, self.config.temperature)
+        """Sampling probability float64 [items] (thompson: only its floor is known beforehand, so
+        uniform)."""
+        weights = strategy_weights(
+            self.success_rates(), self.config.strategy, self.config.temperature
+        )
         return with_floor(weights, self.config.floor)
 
     def propose(self, n: int, generator: torch.Generator) -> list[Item]:
-        """``n`` items to practise; repeats only where they are due. ``generator`` is a CPU generator."""
+        """``n`` items to practise; repeats only where they are due. ``generator`` is a CPU
+        generator."""
         if self.config.strategy == "thompson":
             return [self.items[i] for i in self._thompson(n, generator)]
         return [self.items[i] for i in systematic_sample(self.probabilities(), n, generator)]
@@ -94,10 +106,14 @@ class Curriculum:
             p = rng.beta(1.0 + self.successes, 1.0 + self.failures)
             ranked = np.argsort(-p * (1.0 - p), kind="stable")[: n - len(chosen)]
             chosen += ranked.tolist()
-        return [int(rng.integers(len(self.items))) if is_even else i for i, is_even in zip(chosen, even, strict=True)]
+        return [
+            int(rng.integers(len(self.items))) if is_even else i
+            for i, is_even in zip(chosen, even, strict=True)
+        ]
 
     def record(self, item: Item, successes: int, trials: int) -> None:
-        """Take in the outcome of ``trials`` episodes of ``item``. ValueError for an unknown item or bad counts."""
+        """Take in the outcome of ``trials`` episodes of ``item``. ValueError for an unknown item
+        or bad counts."""
         if item not in self._index:
             raise ValueError(f"{item!r} is not an item of this curriculum of {len(self.items)}")
         if not 0 <= successes <= trials:
@@ -145,8 +161,8 @@ class Curriculum:
         items = [(str(task), int(init)) for task, init in state["items"]]
         if items != self.items:
             raise ConfigError(
-                f"the saved curriculum has {len(items)} items and this run {len(self.items)}, or in another order; "
-                f"resume with the same tasks and initial states"
+                f"the saved curriculum has {len(items)} items and this run {len(self.items)}, or "
+                "in another order; resume with the same tasks and initial states"
             )
         self.recent = [[(int(s), int(t)) for s, t in r] for r in state["recent"]]
         self.successes = np.array(state["successes"], dtype=float)

@@ -1,7 +1,8 @@
-"""HG-DAgger: imitation of what people chose, whenever they chose to (Kelly et al. 2019, arXiv 1810.02890).
+"""HG-DAgger: imitation of what people chose, whenever they chose to (Kelly et al. 2019, arXiv
+1810.02890).
 
-Demonstrations and a person's corrections are one growing data set; the policy's own steps are played and never imitated.
-With ``offline_updates`` alone, and no episodes, it is behaviour cloning.
+Demonstrations and a person's corrections are one growing data set; the policy's own steps are
+played and never imitated. With ``offline_updates`` alone, and no episodes, it is behaviour cloning.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ ADAM_BETAS = (0.9, 0.999)
 
 
 class Dagger:
-    """A `Replayed` algorithm for a `WeightedActor`: its loss on decisions of people, each counting alike."""
+    """A `Replayed` algorithm for a `WeightedActor`: its loss on decisions of people, each
+    counting alike."""
 
     reads_rewards = False
     name = "dagger"
@@ -37,11 +39,15 @@ class Dagger:
         able = isinstance(policy, WeightedActor)  # (what else it has, `Policy` does not know)
         if not able:
             raise ConfigError(
-                f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: set actor=direct, "
-                f"actor=residual or actor=own (the policy itself), or use policy=small"
+                f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: "
+                "set actor=direct, actor=residual or actor=own (the policy itself), or use "
+                "policy=small"
             )
         if choices.network(policy) is not None:
-            raise ConfigError("algorithm dagger has no values to choose a gripper by: set actor.gripper=continuous")
+            raise ConfigError(
+                "algorithm dagger has no values to choose a gripper by: set "
+                "actor.gripper=continuous"
+            )
         self.config: DaggerConfig = config
         self.policy: Any = policy
         self.device = next(policy.actor.parameters()).device
@@ -50,7 +56,9 @@ class Dagger:
         learned: dict[int, nn.Parameter] = {}
         for module in (policy.encoder, policy.actor):
             learned |= {id(p): p for p in module.parameters() if p.requires_grad}
-        self.optimizer = make_adamw([(list(learned.values()), config.learning_rate)], ADAM_BETAS, config.weight_decay)
+        self.optimizer = make_adamw(
+            [(list(learned.values()), config.learning_rate)], ADAM_BETAS, config.weight_decay
+        )
         self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
 
     @classmethod
@@ -62,8 +70,13 @@ class Dagger:
         return self.policy.annotate(trajectory)
 
     def update(self, draw: Draw) -> dict[str, float]:
-        """One step of imitation; none where nobody has shown anything yet. Raises `TrainingDiverged`."""
-        batch = draw(self.config.batch_size, shares={(DEMONSTRATIONS, INTERVENTIONS): 1.0}, images=self._eyes.open)
+        """One step of imitation; none where nobody has shown anything yet. Raises
+        `TrainingDiverged`."""
+        batch = draw(
+            self.config.batch_size,
+            shares={(DEMONSTRATIONS, INTERVENTIONS): 1.0},
+            images=self._eyes.open,
+        )
         shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
         theirs = batch.valid & (batch.is_human | shown)
         rows = theirs.any(1).to(torch.float32)
@@ -73,12 +86,17 @@ class Dagger:
         frames = {name: frame.to(self.device) for name, frame in seen.items()}
         batch = dataclasses.replace(batch, valid=theirs)
         encoded = self.policy.encode(frames)
-        loss, figures = self.policy.weighted_loss(batch, encoded, frames, rows.to(self.device), self.generator)
+        loss, figures = self.policy.weighted_loss(
+            batch, encoded, frames, rows.to(self.device), self.generator
+        )
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
-        return {f"{self.name}/{name}": value for name, value in ({"loss": float(loss.detach())} | figures).items()}
+        return {
+            f"{self.name}/{name}": value
+            for name, value in ({"loss": float(loss.detach())} | figures).items()
+        }
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights."""
         return {

@@ -1,7 +1,8 @@
 """Pictures for actors whose encoder reads them (`SeeingActor`), shifted at random while they learn.
 
-DrQ (Kostrikov et al. 2020, arXiv 2004.13649) and DrQ-v2 (Yarats et al. 2021, arXiv 2107.09645): edges are repeated and a
-window is cut out at random, anew for s and for s', one draw of each per update. Acting shows pictures as they are.
+DrQ (Kostrikov et al. 2020, arXiv 2004.13649) and DrQ-v2 (Yarats et al. 2021, arXiv 2107.09645):
+edges are repeated and a window is cut out at random, anew for s and for s', one draw of each per
+update. Acting shows pictures as they are.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from vla_rl.types import Observation
 
 
 class Eyes:
-    """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that is pictures, for its
-    encoder or for a frozen policy beneath that decodes them anew."""
+    """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that
+    is pictures, for its encoder or for a frozen policy beneath that decodes them anew."""
 
     def __init__(self, policy: Policy) -> None:
         self._actor = policy if isinstance(policy, SeeingActor) and policy.reads_pictures else None
-        self.open = self._actor is not None or (isinstance(policy, PictureDecoder) and policy.decodes_pictures)
+        self.open = self._actor is not None or (
+            isinstance(policy, PictureDecoder) and policy.decodes_pictures
+        )
 
-    def seen(self, frames: Mapping[str, Tensor], observation: Observation, generator: Generator) -> dict[str, Tensor]:
-        """``frames``, and each camera's pictures; their shifts come from ``generator``, row by row and camera by camera."""
+    def seen(
+        self, frames: Mapping[str, Tensor], observation: Observation, generator: Generator
+    ) -> dict[str, Tensor]:
+        """``frames``, and each camera's pictures; their shifts come from ``generator``, row by
+        row and camera by camera."""
         if self._actor is None:
             return dict(frames)
-        shifted = augment(observation, AugmentConfig(self._actor.shift, brightness=0.0, contrast=0.0), generator)
+        shifted = augment(
+            observation, AugmentConfig(self._actor.shift, brightness=0.0, contrast=0.0), generator
+        )
         return {**frames, **self._actor.pictures(shifted)}

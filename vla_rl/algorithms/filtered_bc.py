@@ -1,8 +1,10 @@
-"""Filtered behaviour cloning as an online algorithm: clone the successful episodes of every batch, drop the rest.
+"""Filtered behaviour cloning as an online algorithm: clone the successful episodes of every batch,
+drop the rest.
 
-The simplest baseline for RL fine-tuning (rejection fine-tuning; BAIL, Chen et al. 2020, keeps the best actions by a
-learned bound instead of by success). It needs no likelihoods, so any `ImitationPolicy` will do. The update is that of
-`vla_rl.algorithms.imitation` at a constant learning rate; the optimiser lives on from batch to batch.
+The simplest baseline for RL fine-tuning (rejection fine-tuning; BAIL, Chen et al. 2020, keeps the
+best actions by a learned bound instead of by success). It needs no likelihoods, so any
+`ImitationPolicy` will do. The update is that of `vla_rl.algorithms.imitation` at a constant
+learning rate; the optimiser lives on from batch to batch.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from vla_rl.types import RolloutBatch
 
 
 def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) -> Tensor:
-    """Indices int64 [k] of the decisions of successful episodes no longer than ``max_control_steps``, leads included."""
+    """Indices int64 [k] of the decisions of successful episodes no longer than
+    ``max_control_steps``, leads included."""
     steps = torch.tensor([len(episode.lead) for episode in batch.episodes])
     steps.index_add_(0, batch.trajectory_index, batch.valid.sum(1))
-    keep = batch.success if max_control_steps is None else batch.success & (steps <= max_control_steps)
+    keep = (
+        batch.success if max_control_steps is None else batch.success & (steps <= max_control_steps)
+    )
     return torch.nonzero(keep[batch.trajectory_index]).flatten()
 
 
@@ -43,7 +48,8 @@ class FilteredBC:
         """Raises ConfigError where the policy has no ``imitation_loss``."""
         if not isinstance(policy, ImitationPolicy):
             raise ConfigError(
-                f"filtered BC needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
+                "filtered BC needs a policy with imitation_loss (ImitationPolicy); "
+                f"{type(policy).__name__} has none"
             )
         self.config, self.iteration = config, 0
         if isinstance(policy, PreparedPolicy):  # which may freeze parts
@@ -51,7 +57,8 @@ class FilteredBC:
         settings = ImitationConfig(
             batch_size=config.minibatch_size,
             learning_rate=config.learning_rate,
-            min_learning_rate_fraction=1.0,  # constant: the number of updates is not known beforehand
+            # constant: the number of updates is not known beforehand
+            min_learning_rate_fraction=1.0,
             warmup_updates=0,
             betas=list(config.betas),
             weight_decay=config.weight_decay,
@@ -65,15 +72,20 @@ class FilteredBC:
         self._imitation = Imitation(settings, policy, _Nothing())
 
     @classmethod
-    def from_context(cls, config: FilteredBCConfig, policy: Policy, context: AlgorithmContext) -> FilteredBC:
+    def from_context(
+        cls, config: FilteredBCConfig, policy: Policy, context: AlgorithmContext
+    ) -> FilteredBC:
         """Needs nothing of the context."""
         return cls(config, policy)
 
-    def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
-        """Clone the successes of ``batch``; ``rewards`` are ignored. Returns metrics ``filtered_bc/…``.
+    def update(
+        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
+        """Clone the successes of ``batch``; ``rewards`` are ignored. Returns metrics
+        ``filtered_bc/…``.
 
-        A batch without a success changes nothing and says so (``filtered_bc/nothing_to_clone`` 1). Raises
-        `TrainingDiverged`.
+        A batch without a success changes nothing and says so (``filtered_bc/nothing_to_clone`` 1).
+        Raises `TrainingDiverged`.
         """
         config, rows = self.config, kept_decisions(batch, self.config.max_control_steps)
         metrics = {
@@ -85,10 +97,14 @@ class FilteredBC:
         updates = 0
         if len(rows):
             samples = DecisionSamples(
-                batch.observations[rows].without_privileged(), batch.actions[rows], batch.valid[rows],
+                batch.observations[rows].without_privileged(),
+                batch.actions[rows],
+                batch.valid[rows],
                 ~batch.is_human[rows].any(1),
-            )  # fmt: skip
-            self._imitation.sampler = DecisionSampler(samples, config.minibatch_size, config.seed + self.iteration)
+            )
+            self._imitation.sampler = DecisionSampler(
+                samples, config.minibatch_size, config.seed + self.iteration
+            )
             updates = config.epochs * -(-len(rows) // config.minibatch_size)
             sums: dict[str, list[float]] = defaultdict(list)
             for _ in range(updates):
@@ -102,14 +118,17 @@ class FilteredBC:
         self.iteration += 1
         guard = self._imitation.guard
         totals = {"skipped_updates": guard.skipped, "zero_gradients": guard.zero_gradients}
-        return metrics | {f"filtered_bc/{name}": float(x) for name, x in {"updates": updates, **totals}.items()}
+        return metrics | {
+            f"filtered_bc/{name}": float(x) for name, x in {"updates": updates, **totals}.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights. Needs no pickle."""
         return {"iteration": self.iteration, "imitation": self._imitation.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those saved."""
+        """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those
+        saved."""
         self.iteration = int(state["iteration"])
         self._imitation.load_state_dict(state["imitation"])
 

@@ -1,7 +1,9 @@
-"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy` with augmentation; filtered BC.
+"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy` with augmentation; filtered
+BC.
 
-Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL"; also called rejection
-fine-tuning). Learning rate: linear warm-up, then a cosine to a floor (Loshchilov & Hutter 2017, eq. 5, one cycle).
+Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL";
+also called rejection fine-tuning). Learning rate: linear warm-up, then a cosine to a floor
+(Loshchilov & Hutter 2017, eq. 5, one cycle).
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Sampler(Protocol):
     """Yields demonstration chunks for ever."""
 
     def next_batch(self) -> Batch:
-        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool [b] which of them the
-        policy sampled itself, where some are (`SelfImitatingPolicy`)."""
+        """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool
+        [b] which of them the policy sampled itself, where some are (`SelfImitatingPolicy`)."""
         ...
 
 
@@ -46,28 +48,33 @@ class ResumableSampler(Sampler, Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-# ------------------------------------------------------------------------------------------------------------ schedule
+# ----------------------------------------------------------------------------------------- schedule
 def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> float:
-    """Factor for 0-based ``update``: linear to 1 over ``warmup`` updates, then a cosine down to ``floor``."""
+    """Factor for 0-based ``update``: linear to 1 over ``warmup`` updates, then a cosine down to
+    ``floor``."""
     if update < warmup:
         return (update + 1) / warmup
     progress = min(1.0, (update - warmup) / max(1, total - warmup))
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-# ------------------------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 class Imitation:
     """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time.
 
-    Several ``ranks`` (by default those of this process's group) make one update together: each draws and augments the same
-    batch and runs the policy on its share of it.
+    Several ``ranks`` (by default those of this process's group) make one update together: each
+    draws and augments the same batch and runs the policy on its share of it.
     """
 
-    def __init__(self, config: ImitationConfig, policy: Policy, sampler: Sampler, ranks: Ranks | None = None):
-        """Raises ConfigError where the policy cannot imitate, has nothing to train, or is to mirror what has no mirror."""
+    def __init__(
+        self, config: ImitationConfig, policy: Policy, sampler: Sampler, ranks: Ranks | None = None
+    ):
+        """Raises ConfigError where the policy cannot imitate, has nothing to train, or is to
+        mirror what has no mirror."""
         if not isinstance(policy, ImitationPolicy):
             raise ConfigError(
-                f"SFT needs a policy with imitation_loss (ImitationPolicy); {type(policy).__name__} has none"
+                "SFT needs a policy with imitation_loss (ImitationPolicy); "
+                f"{type(policy).__name__} has none"
             )
         if config.augment.mirror:
             require_mirror(policy.embodiment)
@@ -85,7 +92,8 @@ class Imitation:
         self.updates = 0
 
     def update(self) -> dict[str, float]:
-        """One optimiser step. Returns metrics ``sft/…`` (``docs/reference/metrics.md``). Raises `TrainingDiverged`."""
+        """One optimiser step. Returns metrics ``sft/…`` (``docs/reference/metrics.md``). Raises
+        `TrainingDiverged`."""
         config, device = self.config, self.parameters[0].device
         factor = learning_rate_factor(
             self.updates, config.warmup_updates, config.updates, config.min_learning_rate_fraction
@@ -93,7 +101,11 @@ class Imitation:
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
         observation, actions, valid, *rest = self.sampler.next_batch()
-        own = rest[0] if rest and isinstance(self.policy, SelfImitatingPolicy) and self.policy.imitates_itself else None
+        own = (
+            rest[0]
+            if rest and isinstance(self.policy, SelfImitatingPolicy) and self.policy.imitates_itself
+            else None
+        )
         observation = observation.without_privileged()
         if config.augment.mirror:
             turned = torch.rand(len(observation), generator=self.generator) < config.augment.mirror
@@ -103,19 +115,34 @@ class Imitation:
         sums: dict[str, float] = defaultdict(float)
         total, weight_sum = torch.zeros((), device=device), valid.sum().clamp(min=1)
         if self.ranks.size > 1:
-            self.ranks.require_same("demonstrations", len(observation), float(actions.double().sum()))
+            self.ranks.require_same(
+                "demonstrations", len(observation), float(actions.double().sum())
+            )
             share, real = self.ranks.share(len(observation))
-            observation, actions, valid = observation[share], actions[share], valid[share] & real[:, None]
+            observation, actions, valid = (
+                observation[share],
+                actions[share],
+                valid[share] & real[:, None],
+            )
             own = None if own is None else own[share]
         autocast = config.autocast and device.type == "cuda"
-        for rows in torch.arange(len(observation)).split(config.micro_batch_size or len(observation)):
+        for rows in torch.arange(len(observation)).split(
+            config.micro_batch_size or len(observation)
+        ):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
-            with torch.autocast("cuda", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
+            with (
+                torch.autocast("cuda", dtype=torch.bfloat16)
+                if autocast
+                else contextlib.nullcontext()
+            ):
                 loss, metrics = self.policy.imitation_loss(
-                    observation[part].to(device), actions[part].to(device), valid[part].to(device),
+                    observation[part].to(device),
+                    actions[part].to(device),
+                    valid[part].to(device),
                     **({} if own is None else {"own": own[part].to(device)}),
-                )  # fmt: skip
-            share = valid[part].sum() / weight_sum  # a policy's loss is a mean over valid control steps
+                )
+            # a policy's loss is a mean over valid control steps
+            share = valid[part].sum() / weight_sum
             (loss * share.to(device)).backward()
             total = total + loss.detach() * share.to(device)
             for name, x in metrics.items():
@@ -142,17 +169,19 @@ class Imitation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those saved."""
+        """Inverse of `state_dict`. Raises ConfigError where the parameters differ from those
+        saved."""
         self.updates = int(state["updates"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])
         self.generator.set_state(state["generator"].cpu())
 
 
-# --------------------------------------------------------------------------------------------------------- filtered BC
+# -------------------------------------------------------------------------------------- filtered BC
 @dataclass(frozen=True)
 class DecisionSamples:
-    """Decisions to imitate: observations [n], actions float32 [n h a], valid bool [n h], own bool [n] (see `Sampler`)."""
+    """Decisions to imitate: observations [n], actions float32 [n h a], valid bool [n h], own
+    bool [n] (see `Sampler`)."""
 
     observations: Observation
     actions: Tensor
@@ -164,7 +193,8 @@ class DecisionSamples:
 
 
 class DecisionSampler:
-    """A `Sampler` over decisions in memory: a fresh permutation each epoch, ``batch_size`` (or all) at a time."""
+    """A `Sampler` over decisions in memory: a fresh permutation each epoch, ``batch_size`` (or
+    all) at a time."""
 
     def __init__(self, samples: DecisionSamples, batch_size: int, seed: int = 0):
         self.samples, self.batch_size = samples, min(batch_size, len(samples))
@@ -173,18 +203,31 @@ class DecisionSampler:
 
     def next_batch(self) -> Batch:
         if self.position + self.batch_size > len(self.samples):
-            self.order, self.position = torch.randperm(len(self.samples), generator=self.generator), 0
+            self.order, self.position = (
+                torch.randperm(len(self.samples), generator=self.generator),
+                0,
+            )
         rows = self.order[self.position : self.position + self.batch_size]
         self.position += self.batch_size
-        return self.samples.observations[rows], self.samples.actions[rows], self.samples.valid[rows], self.samples.own[rows]
+        return (
+            self.samples.observations[rows],
+            self.samples.actions[rows],
+            self.samples.valid[rows],
+            self.samples.own[rows],
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"order": self.order.clone(), "position": self.position, "generator": self.generator.get_state()}
+        return {
+            "order": self.order.clone(),
+            "position": self.position,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["order"]) != len(self.samples):
             raise ConfigError(
-                f"the sampler state is for {len(state['order'])} decisions, there are {len(self.samples)} now"
+                f"the sampler state is for {len(state['order'])} decisions, there are "
+                f"{len(self.samples)} now"
             )
         self.order, self.position = state["order"].cpu().clone(), int(state["position"])
         self.generator.set_state(state["generator"].cpu())

@@ -1,14 +1,17 @@
-"""What an offline round of RL-100 learns with (arXiv 2510.14830, its offline stage): critics, a model, PPO, and a gate.
+"""What an offline round of RL-100 learns with (arXiv 2510.14830, its offline stage): critics, a
+model, PPO, and a gate.
 
-The critics are IQL's, on frames of the data so far. The policy imitates demonstrations and what was solved so far. A
-candidate is one PPO update of the policy's denoising chain: the policy decides on states of the data, each decision's
-advantage Q − V stands for all of its K steps, and the ratio is to the policy before (Uni-O4, Lei et al. 2024). The gate
-compares both in the learned model, from the same states and noise.
+The critics are IQL's, on frames of the data so far. The policy imitates demonstrations and what was
+solved so far. A candidate is one PPO update of the policy's denoising chain: the policy decides on
+states of the data, each decision's advantage Q − V stands for all of its K steps, and the ratio is
+to the policy before (Uni-O4, Lei et al. 2024). The gate compares both in the learned model, from
+the same states and noise.
 
-Departures: imitation goes on from the present weights, on kept features of frozen towers, where the paper starts anew; the
-estimate is divided by its length, so that it reads as a value; an imagined episode that ends keeps its last reward for what
-is left of the horizon, since a sum over fewer decisions would count success as a loss; decisions in the model are the
-deterministic ones (the chain's ODE), as the policy will be judged by.
+Departures: imitation goes on from the present weights, on kept features of frozen towers, where the
+paper starts anew; the estimate is divided by its length, so that it reads as a value; an imagined
+episode that ends keeps its last reward for what is left of the horizon, since a sum over fewer
+decisions would count success as a loss; decisions in the model are the deterministic ones (the
+chain's ODE), as the policy will be judged by.
 """
 
 from __future__ import annotations
@@ -44,44 +47,70 @@ _ROWS = 256  # decisions that the policy makes at once
 def ppo_config(config: OfflineConfig, online: PPOConfig) -> PPOConfig:
     """PPO's options offline: those of the run's own algorithm but for what offline rounds set."""
     return dataclasses.replace(
-        online, advantage=ADVANTAGE, normalize_advantage="batch", decouple_rewards=False, reward_names=[], reward_weights=[],
-        epochs=config.epochs, minibatch_size=config.minibatch_size, minibatch_unit="decision", loss_aggregation="token",
-        learning_rate=config.learning_rate, clip_low=config.clip, clip_high=config.clip, grad_clip=config.grad_clip,
-        warmup_iterations=0, decay_iterations=0, critic_warmup_iterations=0, kl_coef=0.0, success_imitation_coef=0.0,
-        adaptive_learning_rate=False, skip_zero_advantage=False,
-    )  # fmt: skip
+        online,
+        advantage=ADVANTAGE,
+        normalize_advantage="batch",
+        decouple_rewards=False,
+        reward_names=[],
+        reward_weights=[],
+        epochs=config.epochs,
+        minibatch_size=config.minibatch_size,
+        minibatch_unit="decision",
+        loss_aggregation="token",
+        learning_rate=config.learning_rate,
+        clip_low=config.clip,
+        clip_high=config.clip,
+        grad_clip=config.grad_clip,
+        warmup_iterations=0,
+        decay_iterations=0,
+        critic_warmup_iterations=0,
+        kl_coef=0.0,
+        success_imitation_coef=0.0,
+        adaptive_learning_rate=False,
+        skip_zero_advantage=False,
+    )
 
 
 def iql_config(config: OfflineConfig, seed: int) -> IQLConfig:
     """IQL that trains its critics alone."""
     return IQLConfig(
-        batch_size=config.batch_size, gamma=config.gamma, expectile=config.expectile, critics=config.critics, seed=seed,
+        batch_size=config.batch_size,
+        gamma=config.gamma,
+        expectile=config.expectile,
+        critics=config.critics,
+        seed=seed,
         critic_warmup=sys.maxsize,
-    )  # fmt: skip
+    )
 
 
 def accepts(before: float, after: float, min_gain: float) -> bool:
-    """Whether an estimate rose by at least ``min_gain`` of its size (RL-100's gate, δ = 0.05·|J|)."""
+    """Whether an estimate rose by at least ``min_gain`` of its size (RL-100's gate, δ =
+    0.05·|J|)."""
     return after - before >= min_gain * abs(before)
 
 
 class OfflineChain:
-    """``actor`` offers the frames of ``policy``, which it is made of (`vla_rl.optional.WeightedActor`, actor ``own``)."""
+    """``actor`` offers the frames of ``policy``, which it is made of
+    (`vla_rl.optional.WeightedActor`, actor ``own``)."""
 
-    def __init__(self, config: OfflineConfig, online: PPOConfig, policy: Any, actor: Any, seed: int) -> None:
-        """Raises ConfigError for a policy without a denoising chain or with frozen steps to imitate with, or an algorithm
-        other than PPO."""
+    def __init__(
+        self, config: OfflineConfig, online: PPOConfig, policy: Any, actor: Any, seed: int
+    ) -> None:
+        """Raises ConfigError for a policy without a denoising chain or with frozen steps to imitate
+        with, or an algorithm other than PPO."""
         denoises = isinstance(policy, ChainPolicy)
         if not denoises:
             raise ConfigError(
-                f"phase offline trains the steps of a denoising chain, and {type(policy).__name__} has none that it could "
-                f"repeat on stored frames: start from a flow or diffusion policy of this project (policy=nano_flow), or set "
-                f"algorithm=iql, which trains tokens too, and leave offline out of phases"
+                f"phase offline trains the steps of a denoising chain, and {type(policy).__name__} "
+                "has none that it could repeat on stored frames: start from a flow or diffusion "
+                "policy of this project (policy=nano_flow), or set algorithm=iql, which trains "
+                "tokens too, and leave offline out of phases"
             )
         if config.imitation_updates and asked(config_of(policy), PolicyOptions).freeze_untrained:
             raise ConfigError(
-                f"offline.imitation_updates={config.imitation_updates} trains all steps of the chain, and with "
-                f"policy.freeze_untrained=true a copy that never learns takes the first ones: set either to 0 or false"
+                f"offline.imitation_updates={config.imitation_updates} trains all steps of the "
+                "chain, and with policy.freeze_untrained=true a copy that never learns takes the "
+                "first ones: set either to 0 or false"
             )
         self.config, self.policy, self.actor, self.seed = config, policy, actor, seed
         self.device = next(iter(policy.parameters())).device
@@ -89,11 +118,15 @@ class OfflineChain:
         self.iql = IQL(iql_config(config, seed), actor)
         self.dynamics: Dynamics | None = None
 
-    # ---------------------------------------------------------------------------------------------------------- critics
+    # -------------------------------------------------------------------------------------- critics
     def learn_values(
-        self, replay: Replay, generator: torch.Generator, done: Callable[[int], None] = lambda _: None
+        self,
+        replay: Replay,
+        generator: torch.Generator,
+        done: Callable[[int], None] = lambda _: None,
     ) -> dict[str, float]:
-        """``critic_updates`` of IQL on all decisions alike; the mean of the last tenth of their metrics."""
+        """``critic_updates`` of IQL on all decisions alike; the mean of the last tenth of their
+        metrics."""
 
         def draw(count: int, **options: Any) -> Transitions:
             return replay.draw(count, generator, **{**options, "shares": None})
@@ -103,39 +136,56 @@ class OfflineChain:
             history.append(self.iql.update(draw))
             done(i + 1)
         last = _last_tenth(history)
-        return {name: sum(row[name] for row in last) / len(last) for name in (last[0] if last else {})}
+        return {
+            name: sum(row[name] for row in last) / len(last) for name in (last[0] if last else {})
+        }
 
-    def learn_dynamics(self, replay: Replay, generator: torch.Generator, seed: int) -> dict[str, float]:
+    def learn_dynamics(
+        self, replay: Replay, generator: torch.Generator, seed: int
+    ) -> dict[str, float]:
         """A new model from every decision there is; ``seed`` fixes its first weights."""
         c = self.config
         every = torch.arange(len(replay))
         data = replay.take(every, gamma=c.gamma, images=False)
         frames = self._on_device(data.extra)
-        codec = StateCodec.fit(frames, data.observations.proprio.to(self.device), c.dynamics.components)
+        codec = StateCodec.fit(
+            frames, data.observations.proprio.to(self.device), c.dynamics.components
+        )
         taken = self.actor.taken(data.actions, frames)
         self.dynamics = Dynamics(c.dynamics, codec, taken.shape[1], self.device, seed)
         return self.dynamics.fit(data, taken, generator)
 
-    # ---------------------------------------------------------------------------------------------------------- policy
+    # --------------------------------------------------------------------------------------- policy
     def imitate(
-        self, replay: Replay, generator: torch.Generator, done: Callable[[int], None] = lambda _: None
+        self,
+        replay: Replay,
+        generator: torch.Generator,
+        done: Callable[[int], None] = lambda _: None,
     ) -> dict[str, float]:
-        """``imitation_updates`` of the policy's supervised loss on demonstrations and solved episodes, from kept features.
+        """``imitation_updates`` of the policy's supervised loss on demonstrations and solved
+        episodes, from kept features.
 
-        The policy goes on from where it stands. Returns the mean of the last tenth of the losses. Raises `TrainingDiverged`.
+        The policy goes on from where it stands. Returns the mean of the last tenth of the losses.
+        Raises `TrainingDiverged`.
         """
         c, sft = self.config, ImitationConfig()
         if not replay.count(DEMONSTRATIONS) + replay.count(SOLVED):
             return {}  # nothing worth imitating yet
-        optimizer = make_adamw([(self.policy.parameters(), c.imitation_learning_rate)], sft.betas, 0.0)
+        optimizer = make_adamw(
+            [(self.policy.parameters(), c.imitation_learning_rate)], sft.betas, 0.0
+        )
         guard, losses = GuardedStep(sft.max_bad_updates, sft.grad_clip), []
         for i in range(c.imitation_updates):
             for group in optimizer.param_groups:
                 group["lr"] = c.imitation_learning_rate * (1.0 - i / c.imitation_updates)
-            drawn = replay.draw(c.imitation_batch, generator, shares={(DEMONSTRATIONS, SOLVED): 1.0}, images=False)
+            drawn = replay.draw(
+                c.imitation_batch, generator, shares={(DEMONSTRATIONS, SOLVED): 1.0}, images=False
+            )
             frames = self._on_device(drawn.extra)
             actions, valid = drawn.labels.to(self.device), drawn.valid.to(self.device)
-            loss, _ = self.policy.imitation_loss(drawn.observations, actions, valid, features=frames)
+            loss, _ = self.policy.imitation_loss(
+                drawn.observations, actions, valid, features=frames
+            )
             loss.backward()
             guard.step(optimizer, loss.detach())
             losses.append(float(loss.detach()))
@@ -150,19 +200,22 @@ class OfflineChain:
         return self.ppo.update(batch, advantages) | {"offline/advantage": float(advantages.mean())}
 
     def decisions(self, replay: Replay, generator: torch.Generator) -> tuple[RolloutBatch, Tensor]:
-        """What the present policy would do on ``states`` of the data, and the advantage [n] of each decision."""
+        """What the present policy would do on ``states`` of the data, and the advantage [n] of
+        each decision."""
         outputs, seen, advantages = [], [], []
         for count in torch.arange(self.config.states).split(_ROWS):
             drawn = replay.draw(len(count), generator, images=False)
             frames = self._on_device(drawn.extra)
             seeds = torch.randint(2**62, (len(count),), generator=generator).tolist()
             out = self.policy.sample(drawn.observations.to(self.device), frames, seeds)
-            advantages.append(self.iql.advantages(frames, self.actor.taken(out.chunk.actions, frames)).cpu())
+            advantages.append(
+                self.iql.advantages(frames, self.actor.taken(out.chunk.actions, frames)).cpu()
+            )
             outputs.append(out)
             seen.append(drawn.observations)
         return _as_batch(outputs, Observation.cat(seen)), torch.cat(advantages)
 
-    # ------------------------------------------------------------------------------------------------------------- gate
+    # ----------------------------------------------------------------------------------------- gate
     def gate_states(self, replay: Replay, seed: int) -> Transitions:
         """Where the gate's estimates begin: the same for the same data and seed."""
         generator, rows = torch.Generator().manual_seed(seed), torch.arange(len(replay))
@@ -173,14 +226,18 @@ class OfflineChain:
 
     @torch.no_grad()
     def estimate(self, states: Transitions, seed: int) -> Tensor:
-        """Mean Q of ``horizon`` decisions [b] that the present policy takes from ``states`` in the model. ``seed`` fixes
-        noises and members. Not finite where critics or model are not, or the policy's own weights."""
+        """Mean Q of ``horizon`` decisions [b] that the present policy takes from ``states`` in the
+        model. ``seed`` fixes noises and members. Not finite where critics or model are not, or the
+        policy's own weights."""
         if self.dynamics is None:
             raise RuntimeError("an estimate was asked for before learn_dynamics")
         generator, model = torch.Generator().manual_seed(seed), self.dynamics
         frames, proprio = self._on_device(states.extra), states.observations.proprio.to(self.device)
         members, state = model.members(len(proprio), generator), model.codec.encode(frames, proprio)
-        total, last = torch.zeros(len(proprio), device=self.device), torch.zeros(len(proprio), device=self.device)
+        total, last = (
+            torch.zeros(len(proprio), device=self.device),
+            torch.zeros(len(proprio), device=self.device),
+        )
         goes_on = torch.ones(len(proprio), dtype=torch.bool, device=self.device)
         shape = (len(proprio), self.policy.chunk_length, self.policy.embodiment.action_dim)
         for _ in range(self.config.horizon):
@@ -204,7 +261,7 @@ class OfflineChain:
         self.policy.load_state_dict(snapshot["weights"])
         self.ppo.load_state_dict(copy.deepcopy(snapshot["ppo"]))
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: frame.to(self.device) for name, frame in frames.items()}
 
@@ -216,7 +273,9 @@ class OfflineChain:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ppo.load_state_dict(state["ppo"])
         found = state["dynamics"]
-        self.dynamics = None if found is None else Dynamics.from_state(self.config.dynamics, found, self.device)
+        self.dynamics = (
+            None if found is None else Dynamics.from_state(self.config.dynamics, found, self.device)
+        )
 
 
 def _last_tenth(rows: list[_Row]) -> list[_Row]:
@@ -230,10 +289,24 @@ def _as_batch(outputs: list[PolicyOutput], seen: Observation) -> RolloutBatch:
     n = len(actions)
     each, nothing = torch.arange(n), torch.zeros(n, dtype=torch.bool)
     return RolloutBatch(
-        observations=seen, final_observations=seen, actions=actions, valid=valid, rewards=torch.zeros(valid.shape),
+        observations=seen,
+        final_observations=seen,
+        actions=actions,
+        valid=valid,
+        rewards=torch.zeros(valid.shape),
         behavior_log_prob=torch.cat([out.behavior_log_prob for out in outputs]).cpu(),
-        replay={name: torch.cat([out.replay[name] for out in outputs]).cpu() for name in outputs[0].replay},
-        value=None, trajectory_index=each, lengths=torch.ones(n, dtype=torch.long), terminated=~nothing, truncated=nothing,
-        success=nothing, group_index=each, policy_version=torch.zeros(n, dtype=torch.long),
-        episodes=(EpisodeSpec("", 0),) * n, is_human=torch.zeros_like(valid),
-    )  # fmt: skip
+        replay={
+            name: torch.cat([out.replay[name] for out in outputs]).cpu()
+            for name in outputs[0].replay
+        },
+        value=None,
+        trajectory_index=each,
+        lengths=torch.ones(n, dtype=torch.long),
+        terminated=~nothing,
+        truncated=nothing,
+        success=nothing,
+        group_index=each,
+        policy_version=torch.zeros(n, dtype=torch.long),
+        episodes=(EpisodeSpec("", 0),) * n,
+        is_human=torch.zeros_like(valid),
+    )

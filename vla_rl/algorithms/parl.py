@@ -1,8 +1,10 @@
-"""Policy-agnostic RL: a critic improves the policy's own proposals, and the policy imitates them by its supervised loss.
+"""Policy-agnostic RL: a critic improves the policy's own proposals, and the policy imitates them by
+its supervised loss.
 
-Mark et al. 2024 (arXiv 2412.06685), algorithm 1: sampled actions are ranked by the critics' mean, the best ones climb its
-gradient, the best of all acts and is what the targets bootstrap from. To learn, the worst proposal gives its place to the
-action that was executed. Any policy with samples and an imitation loss can be trained: tokens, flow, diffusion, regression.
+Mark et al. 2024 (arXiv 2412.06685), algorithm 1: sampled actions are ranked by the critics' mean,
+the best ones climb its gradient, the best of all acts and is what the targets bootstrap from. To
+learn, the worst proposal gives its place to the action that was executed. Any policy with samples
+and an imitation loss can be trained: tokens, flow, diffusion, regression.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class PARL(ActorCritic):
         """Raises ConfigError for a policy that does not choose among proposals."""
         if not isinstance(policy, CandidateActor):
             raise ConfigError(
-                f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} offers no proposals: set "
-                f"actor=improved"
+                f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} "
+                "offers no proposals: set actor=improved"
             )
         super().__init__(config, policy)
         policy.judge = self.judge
@@ -43,11 +45,16 @@ class PARL(ActorCritic):
         outputs = self.critics(encoded.repeat_interleave(n, 0), actions.flatten(0, 1))
         return self.head.value(outputs).mean(0).view(b, n)
 
-    def _next_latent(self, encoded: Tensor, frames: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
+    def _next_latent(
+        self, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor | float]:
         return self.policy.propose(encoded, frames, None)[0], 0.0
 
-    def _improve(self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]) -> dict[str, float]:
-        """One step of the policy towards what the critics make of its proposals and of what was executed."""
+    def _improve(
+        self, batch: Transitions, encoded: Tensor, frames: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """One step of the policy towards what the critics make of its proposals and of what was
+        executed."""
         rows = torch.randperm(len(encoded), generator=self.generator)[: self.config.imitation_batch]
         few = {name: frame[rows] for name, frame in frames.items()}
         proposals = few[self.policy.candidates].to(encoded)
@@ -73,7 +80,7 @@ class PARL(ActorCritic):
             pick = torch.multinomial(shares, 1, generator=self.generator)[:, 0].to(pick)
         return actions[torch.arange(len(actions), device=actions.device), pick]
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """Besides, the encoder: the policy's own checkpoint is that of the policy beneath."""
         return super().state_dict() | {"encoder": dict(self.policy.encoder.state_dict())}

@@ -1,13 +1,16 @@
-"""PPO and its group-relative relatives on one class: GAE, GRPO, RLOO and REINFORCE++ differ in the advantage alone.
+"""PPO and its group-relative relatives on one class: GAE, GRPO, RLOO and REINFORCE++ differ in the
+advantage alone.
 
-Followed: PPO (Schulman et al. 2017) with the details that matter in practice (Huang et al. 2022): advantages
-normalised, gradients clipped, value loss ½·error². A decision (one policy call = one chunk) is the unit of time for
-advantages and of minibatches; the ratio is taken per token, per control step or per chunk. Departures: old log-probs
-are recomputed by the learner before the first epoch, since the sampler's may differ (another precision, another batch);
-the gap is logged. A separate critic is trained in a loop of its own, with its own epochs, so that an early stop of the
-policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly (no small last one).
-Steps taken by a human count in the advantage but not in the policy's loss. Time-outs bootstrap, unless the time limit is
-part of the task (``bootstrap_truncated``; Pardo et al. 2018, arXiv 1712.00378, tell the two cases apart).
+Followed: PPO (Schulman et al. 2017) with the details that matter in practice (Huang et al. 2022):
+advantages normalised, gradients clipped, value loss ½·error². A decision (one policy call = one
+chunk) is the unit of time for advantages and of minibatches; the ratio is taken per token, per
+control step or per chunk. Departures: old log-probs are recomputed by the learner before the first
+epoch, since the sampler's may differ (another precision, another batch); the gap is logged. A
+separate critic is trained in a loop of its own, with its own epochs, so that an early stop of the
+policy does not stop it and a cheap critic never waits for images. Minibatches are split evenly (no
+small last one). Steps taken by a human count in the advantage but not in the policy's loss.
+Time-outs bootstrap, unless the time limit is part of the task (``bootstrap_truncated``; Pardo et
+al. 2018, arXiv 1712.00378, tell the two cases apart).
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ from vla_rl.types import Observation, RolloutBatch
 
 @dataclass
 class _Prepared:
-    """What the epochs need of a batch of n decisions, computed once and kept on the policy's device."""
+    """What the epochs need of a batch of n decisions, computed once and kept on the policy's
+    device."""
 
     observations: Observation  # where the rollout left it; minibatches of it are moved
     replay: dict[str, Tensor]
@@ -63,15 +67,16 @@ class _Prepared:
 class PPO:
     """Improves ``policy`` (a `LikelihoodPolicy`) from rollouts. See `PPOConfig`.
 
-    ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value head
-    (`PolicyEvaluation.value`). A policy with a head may name the head's own parameters by a method
-    ``value_parameters()``: they then learn at ``critic_learning_rate`` and alone during the critic warm-up.
-    A critic may have ``observe(observation)`` (called once per batch, to keep input statistics) and a class attribute
-    ``reads_images = False`` (it is then spared the images).
+    ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value
+    head (`PolicyEvaluation.value`). A policy with a head may name the head's own parameters by a
+    method ``value_parameters()``: they then learn at ``critic_learning_rate`` and alone during the
+    critic warm-up. A critic may have ``observe(observation)`` (called once per batch, to keep input
+    statistics) and a class attribute ``reads_images = False`` (it is then spared the images).
 
-    Several ``ranks`` (by default those of this process's group) make one update together: each is given the whole batch,
-    runs the policy on its share of every minibatch, and trains a critic of its own on all of it. ``demonstrations(policy)``
-    are imitated beside successes where ``config.memory`` keeps some (None: there are none).
+    Several ``ranks`` (by default those of this process's group) make one update together: each is
+    given the whole batch, runs the policy on its share of every minibatch, and trains a critic of
+    its own on all of it. ``demonstrations(policy)`` are imitated beside successes where
+    ``config.memory`` keeps some (None: there are none).
     """
 
     def __init__(
@@ -86,7 +91,10 @@ class PPO:
         """Raises ConfigError where the policy lacks what the configuration needs."""
         self.policy = policy = _checked(policy, config)
         if config.kl_coef > 0 and reference_policy is None:
-            raise ConfigError(f"algorithm.kl_coef={config.kl_coef} needs a reference policy; give one or set kl_coef=0")
+            raise ConfigError(
+                f"algorithm.kl_coef={config.kl_coef} needs a reference policy; give "
+                "one or set kl_coef=0"
+            )
         entry = advantage_entry(config.advantage)
         self.config, self.critic, self.reference_policy = config, critic, reference_policy
         self.ranks = ranks or Ranks.present()
@@ -96,43 +104,71 @@ class PPO:
         if isinstance(policy, PreparedPolicy):  # which may freeze parts
             policy.prepare_for_rl()
         trained = [p for p in policy.parameters() if p.requires_grad]
-        head = {id(p) for p in policy.value_parameters()} if isinstance(policy, ValueHeadPolicy) else set()
+        head = (
+            {id(p) for p in policy.value_parameters()}
+            if isinstance(policy, ValueHeadPolicy)
+            else set()
+        )
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
-                f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a separate critic, or a "
-                f"policy whose value_parameters() name its value head; {type(policy).__name__} has neither"
+                f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a "
+                "separate critic, or a policy whose value_parameters() name its value head; "
+                f"{type(policy).__name__} has neither"
             )
         self._trunk = [p for p in trained if id(p) not in head]
-        groups = [(self._trunk, config.learning_rate), ([p for p in trained if id(p) in head], config.critic_learning_rate)]
-        self.optimizer = make_adamw(groups, config.betas, config.weight_decay, offload=config.offload_optimizer)
+        groups = [
+            (self._trunk, config.learning_rate),
+            ([p for p in trained if id(p) in head], config.critic_learning_rate),
+        ]
+        self.optimizer = make_adamw(
+            groups, config.betas, config.weight_decay, offload=config.offload_optimizer
+        )
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip, self.ranks)
-        self._critic_trainer = CriticTrainer(critic, config) if critic is not None and self._needs_value else None
+        self._critic_trainer = (
+            CriticTrainer(critic, config) if critic is not None and self._needs_value else None
+        )
         self._reader = Reader(config, policy, self._critic_trainer, self._needs_value, self.ranks)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.memory = SuccessMemory(config, policy, demonstrations, self.ranks) if config.memory.episodes else None
+        self.memory = (
+            SuccessMemory(config, policy, demonstrations, self.ranks)
+            if config.memory.episodes
+            else None
+        )
         self.iteration = 0
 
     @classmethod
     def from_context(cls, config: PPOConfig, policy: Policy, context: AlgorithmContext) -> PPO:
-        """With the critic and, where the config asks for them, the reference policy and the demonstrations of the run."""
+        """With the critic and, where the config asks for them, the reference policy and the
+        demonstrations of the run."""
         reference = context.make_reference() if config.kl_coef > 0 else None
-        return cls(config, policy, context.make_critic(), reference, demonstrations=context.demonstrations)
+        return cls(
+            config, policy, context.make_critic(), reference, demonstrations=context.demonstrations
+        )
 
-    # ------------------------------------------------------------------------------------------------------ one update
-    def update(self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    # ----------------------------------------------------------------------------------- one update
+    def update(
+        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
         """Learn from one batch of rollouts and return metrics (``docs/reference/metrics.md``).
 
-        ``rewards`` float32 [n] per decision, or {name: [n]} with `PPOConfig.reward_names`; by default the env's rewards
-        summed over each chunk. Raises `TrainingDiverged`, and ConfigError where rewards or a value head are missing.
+        ``rewards`` float32 [n] per decision, or {name: [n]} with `PPOConfig.reward_names`; by
+        default the env's rewards summed over each chunk. Raises `TrainingDiverged`, and ConfigError
+        where rewards or a value head are missing.
         """
         config = self.config
         metrics: dict[str, float] = {}
-        self.ranks.require_same("batches", batch.num_decisions, float(batch.behavior_log_prob.double().sum()))
+        self.ranks.require_same(
+            "batches", batch.num_decisions, float(batch.behavior_log_prob.double().sum())
+        )
         if config.decay_iterations or config.warmup_iterations:
-            self.optimizer.param_groups[0]["lr"] = config.learning_rate * rate_factor(config, self.iteration)
+            self.optimizer.param_groups[0]["lr"] = config.learning_rate * rate_factor(
+                config, self.iteration
+            )
         warmup = self._needs_value and self.iteration < config.critic_warmup_iterations
         uses_policy = not (warmup and self.critic is not None)
-        old_log_prob, head_values = self._reader.evaluate(self.policy, batch) if uses_policy else (None, None)
+        old_log_prob, head_values = (
+            self._reader.evaluate(self.policy, batch) if uses_policy else (None, None)
+        )
         if self._critic_trainer is not None:
             self._critic_trainer.observe(batch.observations)
         values = self._reader.values(batch, head_values)
@@ -144,17 +180,23 @@ class PPO:
             metrics["ppo/returns_mean"] = float(returns.mean())
             if self._critic_trainer is not None:
                 started = time.perf_counter()
-                loss = self._critic_trainer.train(batch.observations, returns, values, self.generator)
+                loss = self._critic_trainer.train(
+                    batch.observations, returns, values, self.generator
+                )
                 metrics |= {"ppo/value_loss": loss, "time/critic": time.perf_counter() - started}
         if old_log_prob is not None:
             own_head = self.critic is None and values is not None
-            data = self._prepare(batch, advantages, old_log_prob, returns if own_head else None, values, metrics)
+            data = self._prepare(
+                batch, advantages, old_log_prob, returns if own_head else None, values, metrics
+            )
             metrics |= self._train_policy(data, value_only=warmup)
         metrics |= {} if self.memory is None else self.memory.update(batch, learn=not warmup)
         self.iteration += 1
         metrics["ppo/critic_warmup"] = float(warmup)
         metrics["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-        others = (part.guard.skipped for part in (self._critic_trainer, self.memory) if part is not None)
+        others = (
+            part.guard.skipped for part in (self._critic_trainer, self.memory) if part is not None
+        )
         metrics["ppo/skipped_updates"] = float(self.guard.skipped + sum(others))
         metrics["ppo/updates_total"] = float(self.guard.updates)
         return metrics
@@ -171,7 +213,10 @@ class PPO:
         """Advantages before normalisation, and returns; their figures go into ``metrics``."""
         given = scored(batch, self.config, rewards, metrics)
         if values is not None:
-            logs, final = self._surrogate.log_weights(old_log_prob, batch), self._reader.final_values(batch)
+            logs, final = (
+                self._surrogate.log_weights(old_log_prob, batch),
+                self._reader.final_values(batch),
+            )
             given = dataclasses.replace(given, values=values, final_values=final, log_weights=logs)
         found = self.estimator.estimate(given)
         metrics |= found.metrics
@@ -179,7 +224,7 @@ class PPO:
         returns = None if found.returns is None else self.ranks.main(found.returns)
         return Estimate(self.ranks.main(found.advantages), returns)
 
-    # ------------------------------------------------------------------------------------------------------ the epochs
+    # ----------------------------------------------------------------------------------- the epochs
     @torch.no_grad()
     def _prepare(
         self,
@@ -203,7 +248,9 @@ class PPO:
         gap = old - behavior
         metrics["ppo/behavior_gap_mean"] = float(losses.masked_mean(gap.abs(), mask))
         metrics["ppo/behavior_gap_max"] = float(torch.where(mask, gap.abs(), 0.0).amax())
-        metrics["ppo/behavior_kl"] = float(losses.masked_mean(losses.kl_estimate(behavior, old, "k3"), mask))
+        metrics["ppo/behavior_kl"] = float(
+            losses.masked_mean(losses.kl_estimate(behavior, old, "k3"), mask)
+        )
         metrics["ppo/advantage_mean"] = float(advantages.mean())
         metrics["ppo/advantage_std"] = float(advantages.std(unbiased=False))
         reference = None
@@ -212,10 +259,15 @@ class PPO:
         correction = behavior_weights(config, old, behavior, mask)
         if correction is not None:
             metrics["ppo/behavior_weight_min"] = float(torch.where(mask, correction, 1.0).amin())
-            metrics["ppo/behavior_weight_zero"] = float(losses.masked_mean((correction == 0).float(), mask))
+            metrics["ppo/behavior_weight_zero"] = float(
+                losses.masked_mean((correction == 0).float(), mask)
+            )
         index = batch.trajectory_index.to(device)
         mask = mask & takes_part.to(device)[:, None]
-        by_trajectory = [r[takes_part[r]] for r in torch.arange(batch.num_decisions).split(batch.lengths.tolist())]
+        by_trajectory = [
+            r[takes_part[r]]
+            for r in torch.arange(batch.num_decisions).split(batch.lengths.tolist())
+        ]
         return _Prepared(
             observations=batch.observations.without_privileged(),
             replay=batch.replay,
@@ -223,7 +275,9 @@ class PPO:
                 learn=learn.to(device),
                 old_log_prob=old_log_prob,
                 advantages=advantages.to(device),
-                weights=losses.entry_weights(mask, index, batch.num_trajectories, config.loss_aggregation),
+                weights=losses.entry_weights(
+                    mask, index, batch.num_trajectories, config.loss_aggregation
+                ),
                 imitate=batch.success[batch.trajectory_index].to(device),
                 counts=takes_part.to(device),
                 correction=correction,
@@ -231,7 +285,9 @@ class PPO:
                 returns=None if returns is None else returns.to(device),
                 old_value=None if old_value is None else old_value.to(device),
             ),
-            tokens=losses.reduce_log_prob(old_log_prob, self.policy.log_prob_axes, learn.to(device), "token")[1].sum(1),
+            tokens=losses.reduce_log_prob(
+                old_log_prob, self.policy.log_prob_axes, learn.to(device), "token"
+            )[1].sum(1),
             taking_part=torch.nonzero(takes_part).flatten(),
             by_trajectory=[r for r in by_trajectory if len(r)],
             num_trajectories=int(batch.trajectory_index[takes_part].unique().numel()),
@@ -247,7 +303,8 @@ class PPO:
                 yield torch.cat([data.by_trajectory[i] for i in part.tolist()])
 
     def _train_policy(self, data: _Prepared, value_only: bool) -> dict[str, float]:
-        """The epochs over the policy; ``value_only`` (warm-up of a value head) moves the head's parameters alone."""
+        """The epochs over the policy; ``value_only`` (warm-up of a value head) moves the head's
+        parameters alone."""
         config = self.config
         collected: dict[str, list[Tensor]] = defaultdict(list)
         epochs_run, stopped = 0, False
@@ -256,7 +313,11 @@ class PPO:
                 stats, loss = self._backward(data, rows, value_only)
                 for name, x in stats.items():
                     collected[name].append(x)
-                if config.target_kl is not None and not value_only and float(stats["approx_kl"]) > config.target_kl:
+                if (
+                    config.target_kl is not None
+                    and not value_only
+                    and float(stats["approx_kl"]) > config.target_kl
+                ):
                     stopped = True
                     break
                 if value_only:
@@ -275,7 +336,9 @@ class PPO:
             group["lr"] = adapted_rate(config, group["lr"], metrics["ppo/approx_kl"])
         return metrics | {"ppo/epochs": float(epochs_run), "ppo/early_stop": float(stopped)}
 
-    def _backward(self, data: _Prepared, rows: Tensor, value_only: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def _backward(
+        self, data: _Prepared, rows: Tensor, value_only: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients of this rank's share of one minibatch, accumulated over micro-batches.
 
         Returns statistics and the loss (detached), both of the whole minibatch.
@@ -288,28 +351,41 @@ class PPO:
         if config.normalize_advantage == "minibatch":
             advantages = adv.whiten(advantages)
         tokens = data.tokens[at]
-        totals = Totals(count, tokens.sum().clamp(min=1), (tokens * data.all.imitate[at]).sum().clamp(min=1))
+        totals = Totals(
+            count, tokens.sum().clamp(min=1), (tokens * data.all.imitate[at]).sum().clamp(min=1)
+        )
         share, real = self.ranks.share(count)
         rows, advantages, real = rows[share], advantages[share.to(device)], real.to(device)
         size = config.micro_batch_size or len(rows)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
-        for part, part_advantages, counts in zip(rows.split(size), advantages.split(size), real.split(size), strict=True):
+        for part, part_advantages, counts in zip(
+            rows.split(size), advantages.split(size), real.split(size), strict=True
+        ):
             out = self._reader.ask(self.policy, data.observations, data.replay, part)
             own = data.all.share(part.to(device), part_advantages, counts, norm)
             found = self._surrogate.losses(out, own, totals, value_only=value_only)
             found.loss.backward()
             for name, x in found.terms.items():
                 sums[name] = sums[name] + x.detach()
-            for name, x in (("log_ratio", found.log_ratio), ("active", found.active), ("mask", found.mask)):
+            for name, x in (
+                ("log_ratio", found.log_ratio),
+                ("active", found.active),
+                ("mask", found.mask),
+            ):
                 kept[name].append(x.detach())
-        stats = losses.ratio_statistics(*(self.ranks.gather(torch.cat(kept[k])) for k in ("log_ratio", "active", "mask")))
-        summed = dict(zip(sums, self.ranks.sum(torch.stack(list(sums.values()))).unbind(), strict=True))
+        stats = losses.ratio_statistics(
+            *(self.ranks.gather(torch.cat(kept[k])) for k in ("log_ratio", "active", "mask"))
+        )
+        summed = dict(
+            zip(sums, self.ranks.sum(torch.stack(list(sums.values()))).unbind(), strict=True)
+        )
         return stats | summed, summed["loss"]
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy's weights: critic, optimisers, counters, shuffling, statistics. Needs no pickle."""
+        """Everything but the policy's weights: critic, optimisers, counters, shuffling,
+        statistics. Needs no pickle."""
         return {
             "iteration": self.iteration,
             "optimizer": optimizer_state(self.optimizer),
@@ -321,9 +397,12 @@ class PPO:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises ConfigError where the parameters or the critic differ from those saved."""
+        """Inverse of `state_dict`. Raises ConfigError where the parameters or the critic differ
+        from those saved."""
         if (state["critic"] is None) != (self._critic_trainer is None):
-            raise ConfigError("the saved state and this run disagree on whether there is a separate critic")
+            raise ConfigError(
+                "the saved state and this run disagree on whether there is a separate critic"
+            )
         self.iteration = int(state["iteration"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.guard.load_state_dict(state["guard"])
@@ -337,18 +416,21 @@ class PPO:
 
 def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
     """Raise `ConfigError` where the policy lacks what the ratio needs."""
-    missing = [name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)]
+    missing = [
+        name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)
+    ]
     if missing:
         raise ConfigError(
-            f"PPO needs a policy with a tractable log-prob (LikelihoodPolicy); {type(policy).__name__} lacks "
-            f"{', '.join(missing)}"
+            "PPO needs a policy with a tractable log-prob (LikelihoodPolicy); "
+            f"{type(policy).__name__} lacks {', '.join(missing)}"
         )
     likely = cast(LikelihoodPolicy, policy)
     needed = losses.KEPT_AXIS.get(config.ratio_level)
     if needed is not None and needed not in likely.log_prob_axes:
         raise ConfigError(
-            f"algorithm.ratio_level={config.ratio_level!r} needs a {needed!r} axis; {type(policy).__name__} declares "
-            f"{tuple(likely.log_prob_axes)}; use 'token' or 'chunk'"
+            f"algorithm.ratio_level={config.ratio_level!r} needs a {needed!r} axis; "
+            f"{type(policy).__name__} declares {tuple(likely.log_prob_axes)}; use 'token' or "
+            "'chunk'"
         )
     config.check_policy(likely)
     return likely
@@ -356,4 +438,10 @@ def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
 
 def _reduce(name: str, parts: list[Tensor]) -> float:
     stacked = torch.stack([p.float() for p in parts])
-    return float(stacked.amax() if name == "ratio_max" else stacked.amin() if name == "ratio_min" else stacked.mean())
+    return float(
+        stacked.amax()
+        if name == "ratio_max"
+        else stacked.amin()
+        if name == "ratio_min"
+        else stacked.mean()
+    )

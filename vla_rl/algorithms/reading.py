@@ -1,4 +1,5 @@
-"""What the policy and the critic say of a whole batch before the first update: log-probs and values, in slices."""
+"""What the policy and the critic say of a whole batch before the first update: log-probs and
+values, in slices."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ class Reader:
     """``critic`` None: values come from the policy's own head, where the advantage needs any."""
 
     def __init__(
-        self, config: PPOConfig, policy: LikelihoodPolicy, critic: CriticTrainer | None, needs_value: bool, ranks: Ranks
+        self,
+        config: PPOConfig,
+        policy: LikelihoodPolicy,
+        critic: CriticTrainer | None,
+        needs_value: bool,
+        ranks: Ranks,
     ) -> None:
         self.config, self.policy, self.critic = config, policy, critic
         self.needs_value, self.ranks = needs_value, ranks
@@ -35,12 +41,17 @@ class Reader:
         return contextlib.nullcontext()
 
     def ask(
-        self, policy: LikelihoodPolicy, observations: Observation, replay: Mapping[str, Tensor], at: Tensor | slice
+        self,
+        policy: LikelihoodPolicy,
+        observations: Observation,
+        replay: Mapping[str, Tensor],
+        at: Tensor | slice,
     ) -> PolicyEvaluation:
         """What ``policy`` says of the decisions ``at`` (of which a slice copies no images)."""
         with self._autocast():
             return policy.evaluate(
-                observations[at].to(self.device), {name: x[at].to(self.device) for name, x in replay.items()}
+                observations[at].to(self.device),
+                {name: x[at].to(self.device) for name, x in replay.items()},
             )
 
     def _slice_size(self) -> int:
@@ -48,8 +59,11 @@ class Reader:
         return self.config.micro_batch_size or unit
 
     @torch.no_grad()
-    def evaluate(self, policy: LikelihoodPolicy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [n *k] and head values [n] (or None) of all decisions under the present weights."""
+    def evaluate(
+        self, policy: LikelihoodPolicy, batch: RolloutBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [n *k] and head values [n] (or None) of all decisions under the present
+        weights."""
         recompute = policy is not self.policy or self.config.recompute_old_log_prob
         acted = batch.behavior_log_prob.to(self.device).float()
         if not recompute and (not self.needs_value or self.critic is not None):
@@ -58,7 +72,12 @@ class Reader:
         n, share = batch.num_decisions, self.ranks.share(batch.num_decisions)[0]
         for rows in share.split(self._slice_size()):
             run = slice(int(rows[0]), int(rows[-1]) + 1)
-            out = self.ask(policy, observations, batch.replay, run if run.stop - run.start == len(rows) else rows)
+            out = self.ask(
+                policy,
+                observations,
+                batch.replay,
+                run if run.stop - run.start == len(rows) else rows,
+            )
             log_probs.append(out.log_prob.float())
             if out.value is not None:
                 values.append(out.value)
@@ -74,8 +93,9 @@ class Reader:
             return self.critic.values(batch.observations)
         if head_values is None:
             raise ConfigError(
-                f"algorithm.advantage={self.config.advantage!r} needs values: {type(self.policy).__name__} has no head "
-                f"for them and no critic was given; add one, or use advantage grpo, rloo or reinforce++"
+                f"algorithm.advantage={self.config.advantage!r} needs values: "
+                f"{type(self.policy).__name__} has no head for them and no critic was given; add "
+                "one, or use advantage grpo, rloo or reinforce++"
             )
         return head_values.cpu()
 
@@ -91,7 +111,9 @@ class Reader:
             if self.critic is not None:
                 out[part] = self.critic.values(seen)
             else:
-                out[part] = self._head_value(seen.without_privileged().to(self.device)).float().cpu()
+                out[part] = (
+                    self._head_value(seen.without_privileged().to(self.device)).float().cpu()
+                )
         return out
 
     def _head_value(self, seen: Observation) -> Tensor:
@@ -99,8 +121,9 @@ class Reader:
             value = self.policy.value(seen) if isinstance(self.policy, ValuePolicy) else None
         if value is None:
             raise ConfigError(
-                f"{type(self.policy).__name__}.evaluate returns a value, and it has no value(observation) that does: PPO "
-                "needs one to bootstrap truncated episodes. Add it (see docs/how_to/adding_your_own.md), or set "
+                f"{type(self.policy).__name__}.evaluate returns a value, and it has no "
+                "value(observation) that does: PPO needs one to bootstrap truncated episodes. Add "
+                "it (see docs/how_to/adding_your_own.md), or set "
                 "algorithm.bootstrap_truncated=false"
             )
         return value

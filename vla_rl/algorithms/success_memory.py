@@ -1,8 +1,9 @@
 """A memory of successes that are imitated again, beside demonstrations, while on-policy RL goes on.
 
-On-policy RL sees each episode once. What it solved is also a demonstration from an initial state that nobody demonstrated,
-and imitation learns more of where to look from a few hundred of those than a policy gradient does (self-imitation: Oh et
-al. 2018, arXiv 1806.05635, here of whole successful episodes; expert iteration: Anthony et al. 2017, arXiv 1705.08439).
+On-policy RL sees each episode once. What it solved is also a demonstration from an initial state
+that nobody demonstrated, and imitation learns more of where to look from a few hundred of those
+than a policy gradient does (self-imitation: Oh et al. 2018, arXiv 1806.05635, here of whole
+successful episodes; expert iteration: Anthony et al. 2017, arXiv 1705.08439).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from vla_rl.types import Observation, RolloutBatch
 
 @runtime_checkable
 class Demonstrations(Protocol):
-    """What a memory draws demonstrations from (`vla_rl.data.demonstrations.DemonstrationDataset`)."""
+    """What a memory draws demonstrations from
+    (`vla_rl.data.demonstrations.DemonstrationDataset`)."""
 
     def sample(
         self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
@@ -34,24 +36,40 @@ class Demonstrations(Protocol):
 
 
 class SuccessMemory:
-    """The newest successes of each task, and an `Imitation` of them and of ``demonstrations(policy)`` (None: there are
-    none). How an update is made (precision, accumulation, clipping, where the optimiser lies) is the algorithm's."""
+    """The newest successes of each task, and an `Imitation` of them and of
+    ``demonstrations(policy)`` (None: there are none). How an update is made (precision,
+    accumulation, clipping, where the optimiser lies) is the algorithm's."""
 
     def __init__(
-        self, of: PPOConfig, policy: Policy, demonstrations: Callable[[Policy], Demonstrations | None],
+        self,
+        of: PPOConfig,
+        policy: Policy,
+        demonstrations: Callable[[Policy], Demonstrations | None],
         ranks: Ranks | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""
         self.config = config = of.memory
         self.demonstrations = demonstrations(policy) if config.demonstration_share else None
         self.generator = torch.Generator().manual_seed(of.seed)
-        self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(lambda: deque(maxlen=config.episodes))
+        self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(
+            lambda: deque(maxlen=config.episodes)
+        )
         settings = ImitationConfig(
-            updates=max(1, config.updates), batch_size=config.batch_size, learning_rate=config.learning_rate,
-            min_learning_rate_fraction=config.min_learning_rate_fraction, warmup_updates=0, weight_decay=0.0, seed=of.seed,
-            augment=config.augment, betas=of.betas, autocast=of.autocast, grad_clip=of.grad_clip,
-            micro_batch_size=of.micro_batch_size, offload_optimizer=of.offload_optimizer, max_bad_updates=of.max_bad_updates,
-        )  # fmt: skip
+            updates=max(1, config.updates),
+            batch_size=config.batch_size,
+            learning_rate=config.learning_rate,
+            min_learning_rate_fraction=config.min_learning_rate_fraction,
+            warmup_updates=0,
+            weight_decay=0.0,
+            seed=of.seed,
+            augment=config.augment,
+            betas=of.betas,
+            autocast=of.autocast,
+            grad_clip=of.grad_clip,
+            micro_batch_size=of.micro_batch_size,
+            offload_optimizer=of.offload_optimizer,
+            max_bad_updates=of.max_bad_updates,
+        )
         self._imitation = Imitation(settings, policy, self, ranks)
 
     @property
@@ -60,13 +78,15 @@ class SuccessMemory:
         return self._imitation.guard
 
     def update(self, batch: RolloutBatch, learn: bool = True) -> dict[str, float]:
-        """Keep what succeeded in a batch, and imitate what is kept. Returns metrics ``memory/…``."""
+        """Keep what succeeded in a batch, and imitate what is kept. Returns metrics
+        ``memory/…``."""
         self.add(batch)
         return self.learn() if learn else self._figures([])
 
     def add(self, batch: RolloutBatch) -> None:
-        """Keep the whole successful episodes of a batch; the oldest of their tasks make room. (One that began in the middle
-        shows an end that is known already, and its first decision is not an episode's.)"""
+        """Keep the whole successful episodes of a batch; the oldest of their tasks make room. (One
+        that began in the middle shows an end that is known already, and its first decision is not
+        an episode's.)"""
         for at in torch.nonzero(batch.success).flatten().tolist():
             if batch.episodes[at].lead:
                 continue
@@ -77,8 +97,8 @@ class SuccessMemory:
             self.episodes[batch.episodes[at].task_id].append(kept)
 
     def learn(self) -> dict[str, float]:
-        """``config.updates`` steps of imitation; none where there is nothing yet. Returns metrics ``memory/…``. Raises
-        `TrainingDiverged`."""
+        """``config.updates`` steps of imitation; none where there is nothing yet. Returns metrics
+        ``memory/…``. Raises `TrainingDiverged`."""
         if not any(self.episodes.values()) and self.demonstrations is None:
             return self._figures([])
         self._imitation.updates = 0  # the learning rate falls anew
@@ -105,15 +125,23 @@ class SuccessMemory:
         observations, actions, valid, own = zip(*parts, strict=True)
         return Observation.cat(observations), torch.cat(actions), torch.cat(valid), torch.cat(own)
 
-    def _solved(self, kept: list[DecisionSamples], count: int) -> tuple[Observation, Tensor, Tensor, Tensor]:
-        """``count`` decisions of successes, each as likely; about ``first_share`` of them an episode's first."""
+    def _solved(
+        self, kept: list[DecisionSamples], count: int
+    ) -> tuple[Observation, Tensor, Tensor, Tensor]:
+        """``count`` decisions of successes, each as likely; about ``first_share`` of them an
+        episode's first."""
         lengths = torch.tensor([len(episode) for episode in kept])
         starts = lengths.cumsum(0) - lengths
         rows = torch.randint(int(lengths.sum()), (count,), generator=self.generator)
         first = torch.rand(count, generator=self.generator) < self.config.first_share
-        rows = torch.where(first, starts[torch.randint(len(kept), (count,), generator=self.generator)], rows)
+        rows = torch.where(
+            first, starts[torch.randint(len(kept), (count,), generator=self.generator)], rows
+        )
         which = torch.searchsorted(starts, rows, right=True) - 1
-        drawn = [(kept[i], [row]) for i, row in zip(which.tolist(), (rows - starts[which]).tolist(), strict=True)]
+        drawn = [
+            (kept[i], [row])
+            for i, row in zip(which.tolist(), (rows - starts[which]).tolist(), strict=True)
+        ]
         return (
             Observation.cat([episode.observations[at] for episode, at in drawn]),
             torch.cat([episode.actions[at] for episode, at in drawn]),
@@ -121,21 +149,28 @@ class SuccessMemory:
             torch.cat([episode.own[at] for episode, at in drawn]),
         )
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """The successes too. Needs no pickle."""
         episodes = {
             task: [
                 {
-                    "images": e.observations.images, "proprio": e.observations.proprio,
-                    "instruction": list(e.observations.instruction), "actions": e.actions, "valid": e.valid,
+                    "images": e.observations.images,
+                    "proprio": e.observations.proprio,
+                    "instruction": list(e.observations.instruction),
+                    "actions": e.actions,
+                    "valid": e.valid,
                     "own": e.own,
                 }
                 for e in kept
             ]
             for task, kept in self.episodes.items()
-        }  # fmt: skip
-        return {"episodes": episodes, "generator": self.generator.get_state(), "imitation": self._imitation.state_dict()}
+        }
+        return {
+            "episodes": episodes,
+            "generator": self.generator.get_state(),
+            "imitation": self._imitation.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
@@ -143,7 +178,8 @@ class SuccessMemory:
         for task, kept in state["episodes"].items():
             for e in kept:
                 seen = Observation(dict(e["images"]), e["proprio"], tuple(e["instruction"]))
-                own = e.get("own", torch.ones(len(e["actions"]), dtype=torch.bool))  # (states of before say nothing of it)
+                # (states of before say nothing of it)
+                own = e.get("own", torch.ones(len(e["actions"]), dtype=torch.bool))
                 self.episodes[task].append(DecisionSamples(seen, e["actions"], e["valid"], own))
         self.generator.set_state(state["generator"].cpu())
         self._imitation.load_state_dict(state["imitation"])

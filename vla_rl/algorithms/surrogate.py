@@ -1,8 +1,10 @@
-"""The loss of a minibatch's rows, term by term: clipped surrogate, entropy, reference KL, imitation, value.
+"""The loss of a minibatch's rows, term by term: clipped surrogate, entropy, reference KL,
+imitation, value.
 
-With stale data three policies differ: the one that acted (behaviour μ), the one at the start of the update (proximal π_p)
-and the one that is trained (π_θ). The ratio is π_θ/π_p, so that the clip range stays centred, and π_p/μ, truncated,
-weighs each entry: decoupled PPO (Hilton et al. 2021, arXiv 2110.00641, eq. 7; AReaL, Fu et al. 2025).
+With stale data three policies differ: the one that acted (behaviour μ), the one at the start of the
+update (proximal π_p) and the one that is trained (π_θ). The ratio is π_θ/π_p, so that the clip
+range stays centred, and π_p/μ, truncated, weighs each entry: decoupled PPO (Hilton et al. 2021,
+arXiv 2110.00641, eq. 7; AReaL, Fu et al. 2025).
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from vla_rl.types import PolicyEvaluation, RolloutBatch
 
 @dataclass(frozen=True)
 class Rows:
-    """What the epochs know of some decisions [b], beside what the policy says now. ``e`` entries of the ratio.
+    """What the epochs know of some decisions [b], beside what the policy says now. ``e`` entries of
+    the ratio.
 
-    ``learn`` bool [b h]: control steps that the policy chose and that were executed. ``weights`` [b e]: what entries weigh
-    in the loss, and where data are stale ``correction`` besides. ``counts`` bool [b]: False for rows that only fill up.
+    ``learn`` bool [b h]: control steps that the policy chose and that were executed. ``weights`` [b
+    e]: what entries weigh in the loss, and where data are stale ``correction`` besides. ``counts``
+    bool [b]: False for rows that only fill up.
     """
 
     learn: Tensor
@@ -38,17 +42,27 @@ class Rows:
     old_value: Tensor | None = None  # [b], of the policy's own head
 
     def share(self, at: Tensor, advantages: Tensor, counts: Tensor, norm: Tensor) -> Rows:
-        """The rows ``at`` of a minibatch whose sums are divided by ``norm``, with its own ``advantages`` and ``counts``."""
-        picked: dict[str, Any] = {name: None if x is None else x[at] for name, x in vars(self).items()}
+        """The rows ``at`` of a minibatch whose sums are divided by ``norm``, with its own
+        ``advantages`` and ``counts``."""
+        picked: dict[str, Any] = {
+            name: None if x is None else x[at] for name, x in vars(self).items()
+        }
         rows = Rows(**picked)
         weights = rows.weights / norm * counts[:, None]
         weights = weights if rows.correction is None else weights * rows.correction
-        return replace(rows, learn=rows.learn & counts[:, None], advantages=advantages, weights=weights, counts=counts)
+        return replace(
+            rows,
+            learn=rows.learn & counts[:, None],
+            advantages=advantages,
+            weights=weights,
+            counts=counts,
+        )
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What sums over a whole minibatch are divided by, known before any forward pass: accumulation is exact."""
+    """What sums over a whole minibatch are divided by, known before any forward pass:
+    accumulation is exact."""
 
     rows: int
     tokens: Tensor
@@ -57,7 +71,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class Losses:
-    """``loss`` with gradient, its ``terms`` (each of them scalar), and what the ratio's statistics are made of [b e]."""
+    """``loss`` with gradient, its ``terms`` (each of them scalar), and what the ratio's
+    statistics are made of [b e]."""
 
     loss: Tensor
     terms: dict[str, Tensor]
@@ -66,11 +81,14 @@ class Losses:
     mask: Tensor
 
 
-def behavior_weights(config: PPOConfig, old: Tensor, behavior: Tensor, mask: Tensor) -> Tensor | None:
-    """Weight float32 [n e] of each entry, π_p/μ truncated at ``behavior_cap`` or masked beyond it; None where it is off.
+def behavior_weights(
+    config: PPOConfig, old: Tensor, behavior: Tensor, mask: Tensor
+) -> Tensor | None:
+    """Weight float32 [n e] of each entry, π_p/μ truncated at ``behavior_cap`` or masked beyond it;
+    None where it is off.
 
-    The mean over the entries that count is 1 before masking, so that the step does not shrink with staleness and masked
-    entries do not make the others count more.
+    The mean over the entries that count is 1 before masking, so that the step does not shrink with
+    staleness and masked entries do not make the others count more.
     """
     if config.behavior_weight == "none":
         return None
@@ -89,36 +107,53 @@ class Surrogate:
     def __init__(self, config: PPOConfig, axes: tuple[str, ...]) -> None:
         self.config, self.axes = config, axes
 
-    def at_level(self, log_prob: Tensor, learn: Tensor, reduction: str | None = None) -> tuple[Tensor, Tensor]:
+    def at_level(
+        self, log_prob: Tensor, learn: Tensor, reduction: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs [b *k] as the ratio takes them: ([b e], mask [b e])."""
         c = self.config
-        return losses.reduce_log_prob(log_prob, self.axes, learn, c.ratio_level, reduction or c.ratio_reduction)
+        return losses.reduce_log_prob(
+            log_prob, self.axes, learn, c.ratio_level, reduction or c.ratio_reduction
+        )
 
     def log_weights(self, log_prob: Tensor | None, batch: RolloutBatch) -> Tensor | None:
-        """log π/μ [n] on the CPU of each decision, π having these log-probs [n *k] (None: not asked) and μ having acted: the
-        mean over its entries (0 for a decision without any, such as a person's)."""
+        """log π/μ [n] on the CPU of each decision, π having these log-probs [n *k] (None: not
+        asked) and μ having acted: the mean over its entries (0 for a decision without any, such as
+        a person's)."""
         if log_prob is None:
             return None
         learn = (batch.valid & ~batch.is_human).to(log_prob.device)
         now, mask = losses.reduce_log_prob(log_prob, self.axes, learn, "token", "sum")
-        acted = losses.reduce_log_prob(batch.behavior_log_prob.to(log_prob), self.axes, learn, "token", "sum")[0]
+        acted = losses.reduce_log_prob(
+            batch.behavior_log_prob.to(log_prob), self.axes, learn, "token", "sum"
+        )[0]
         return (torch.where(mask, now - acted, 0.0).sum(1) / mask.sum(1).clamp(min=1)).float().cpu()
 
-    def losses(self, out: PolicyEvaluation, rows: Rows, totals: Totals, *, value_only: bool) -> Losses:
-        """All terms of these rows' share of the minibatch's loss; ``value_only`` leaves the value's alone."""
+    def losses(
+        self, out: PolicyEvaluation, rows: Rows, totals: Totals, *, value_only: bool
+    ) -> Losses:
+        """All terms of these rows' share of the minibatch's loss; ``value_only`` leaves the
+        value's alone."""
         config = self.config
         log_prob, mask = self.at_level(out.log_prob, rows.learn)
         log_ratio = losses.log_ratio(log_prob, self.at_level(rows.old_log_prob, rows.learn)[0])
         surrogate, active = self._clipped(out, rows, log_ratio)
         entropy, token_mask = losses.reduce_log_prob(out.entropy, self.axes, rows.learn, "token")
-        terms = {"policy_loss": (surrogate * rows.weights).sum(), "entropy": (entropy * token_mask).sum() / totals.tokens}
+        terms = {
+            "policy_loss": (surrogate * rows.weights).sum(),
+            "entropy": (entropy * token_mask).sum() / totals.tokens,
+        }
         loss = terms["policy_loss"] - config.entropy_coef * terms["entropy"]
         if rows.reference_log_prob is not None:
             reference, _ = self.at_level(rows.reference_log_prob, rows.learn)
-            terms["reference_kl"] = (losses.kl_estimate(log_prob, reference, config.kl_kind) * rows.weights).sum()
+            terms["reference_kl"] = (
+                losses.kl_estimate(log_prob, reference, config.kl_kind) * rows.weights
+            ).sum()
             loss = loss + config.kl_coef * terms["reference_kl"]
         if config.success_imitation_coef > 0:
-            tokens, _ = losses.reduce_log_prob(out.log_prob, self.axes, rows.learn & rows.imitate[:, None], "token")
+            tokens, _ = losses.reduce_log_prob(
+                out.log_prob, self.axes, rows.learn & rows.imitate[:, None], "token"
+            )
             terms["success_imitation_loss"] = -tokens.sum() / totals.imitated_tokens
             loss = loss + config.success_imitation_coef * terms["success_imitation_loss"]
         if out.auxiliary_loss is not None:
@@ -133,8 +168,11 @@ class Surrogate:
             loss = loss + config.value_coef * terms["value_loss"]
         return Losses(loss, terms | {"loss": loss}, log_ratio, active, mask)
 
-    def _clipped(self, out: PolicyEvaluation, rows: Rows, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """PPO's surrogate per entry, with what the policy says of its entries' advantage and clip range."""
+    def _clipped(
+        self, out: PolicyEvaluation, rows: Rows, log_ratio: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """PPO's surrogate per entry, with what the policy says of its entries' advantage and
+        clip range."""
         config, advantages = self.config, rows.advantages[:, None]
         clip_low: float | Tensor = config.clip_low
         clip_high: float | Tensor = config.clip_high

@@ -1,4 +1,5 @@
-"""What the phases of a run share: config, logs, the open env, the start, the demonstrations, the held-out check."""
+"""What the phases of a run share: config, logs, the open env, the start, the demonstrations, the
+held-out check."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Run:
     phases: dict[str, Any]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     told: set[str] = field(default_factory=set)  # of its data
-    seats: Any = None  # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.seats`)
+    # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.seats`)
+    seats: Any = None
 
     @property
     def dir(self) -> Path:
@@ -100,16 +102,21 @@ class Run:
         """Where the episodes of RL come from: this process, or a cluster."""
         if self.config.cluster_type != "local":
             return build.implementation("cluster", self.config.cluster_type)(self, policy)
-        return build.implementation("collector", self.config.collector_type)(self.config.collector, self.engine(policy))
+        return build.implementation("collector", self.config.collector_type)(
+            self.config.collector, self.engine(policy)
+        )
 
 
 def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -> dict[str, Any]:
-    """Keep the policy as ``checkpoints/best`` if more of the held-out episodes succeed than with any before; beside it,
-    ``best.json`` says which it is. All evaluations of a run meet the same episodes. Returns the note (empty: none)."""
+    """Keep the policy as ``checkpoints/best`` if more of the held-out episodes succeed than with
+    any before; beside it, ``best.json`` says which it is. All evaluations of a run meet the same
+    episodes. Returns the note (empty: none)."""
     c, note = run.config, run.dir / BEST_FILE
     if "rl" not in c.phases or not c.rl.keep_best:
         return {}
-    best = read_json(note, "remove it, and the next evaluation is the best") if note.exists() else {}
+    best = (
+        read_json(note, "remove it, and the next evaluation is the best") if note.exists() else {}
+    )
     if not best or result.success_rate > best["success"]:
         save_checkpoint(run.dir / "checkpoints" / "best", policy, keep_last_good=False)
         best = {"iteration": iteration, "success": result.success_rate, "episodes": result.episodes}
@@ -118,8 +125,9 @@ def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -
 
 
 def start_checkpoint(run: Run) -> Path:
-    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, or, where SFT is not among the phases,
-    the published checkpoint that the policy's own config names (kept in this project's form for the run)."""
+    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, or, where SFT
+    is not among the phases, the published checkpoint that the policy's own config names (kept in
+    this project's form for the run)."""
     c = run.config
     trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
     if c.checkpoint:
@@ -127,7 +135,9 @@ def start_checkpoint(run: Run) -> Path:
     if "sft" in c.phases or trained.exists() or not asked(c.policy, PolicyOptions).checkpoint:
         return trained
     if not published.exists():
-        policy = build.implementation("policy", c.policy_type).from_published(c.policy, run.env.embodiment)
+        policy = build.implementation("policy", c.policy_type).from_published(
+            c.policy, run.env.embodiment
+        )
         save_checkpoint(published, policy, keep_last_good=False)
     return published
 
@@ -138,21 +148,29 @@ def rl_start(run: Run) -> Path:
     return offline if offline.exists() else start_checkpoint(run)
 
 
-def imitated(run: Run, policy: Any = None) -> tuple[DemonstrationDataset, DemonstrationDataset | None, dict[str, Any]]:
-    """What SFT trains on, what it is checked on, and figures of what was left out; in ``policy``'s chunks (None: those that
-    are configured)."""
+def imitated(
+    run: Run, policy: Any = None
+) -> tuple[DemonstrationDataset, DemonstrationDataset | None, dict[str, Any]]:
+    """What SFT trains on, what it is checked on, and figures of what was left out; in ``policy``'s
+    chunks (None: those that are configured)."""
     dataset, validation = split_demonstrations(run, run.config.sft.base_part, policy)
     if run.config.sft.labels == "sent":
-        dataset, validation = dataset.as_sent(), None if validation is None else validation.as_sent()
+        dataset, validation = (
+            dataset.as_sent(),
+            None if validation is None else validation.as_sent(),
+        )
     return dataset, validation, leave_out(dataset, run.config.sft.filter, run.progress.say)
 
 
 def split_demonstrations(
     run: Run, base_part: bool = True, policy: Any = None, failures: bool = False
 ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
-    """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did too, or not; with
-    ``failures`` also what failed, whatever ``sft.failures`` says."""
-    collected, shown = not run.config.dataset, demonstrations(run, failures or run.config.sft.failures)
+    """What SFT trains on and what it is checked on; of hybrid rollouts what the frozen policy did
+    too, or not; with ``failures`` also what failed, whatever ``sft.failures`` says."""
+    collected, shown = (
+        not run.config.dataset,
+        demonstrations(run, failures or run.config.sft.failures),
+    )
     run.tell(shown.notes)
     if policy is not None:
         shown.chunk_length = policy.chunk_length
@@ -163,7 +181,8 @@ def split_demonstrations(
 
 
 def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
-    """What was collected, or ``dataset``, which may be in a form its benchmark published; what failed only if asked for."""
+    """What was collected, or ``dataset``, which may be in a form its benchmark published; what
+    failed only if asked for."""
     c, embodiment = run.config, run.env.embodiment
     disk = OnDisk(run.dir, c.sft.ram_bytes)
     if isinstance(run.env, RecordedEnv):
@@ -173,7 +192,9 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     if not c.dataset or not form:
         folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
         choose, texts = None if failures else successes, run.asked if c.dataset else ()
-        return load_demonstrations(folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts, disk=disk)
+        return load_demonstrations(
+            folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts, disk=disk
+        )
     return load_published(
         build.attribute(form),
         c.dataset,
@@ -186,7 +207,9 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
 
 def evaluate_held_out(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
     settings = dataclasses.replace(run.config.evaluate, **changes)
-    with run.progress.task(f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task) as bar:
+    with run.progress.task(
+        f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task
+    ) as bar:
         result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.update)
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result

@@ -27,7 +27,8 @@ from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
 def open_env(config: RunConfig) -> Env:
-    """The configured simulator in worker processes, or in this process for ``slots.workers`` = 0; or a recording."""
+    """The configured simulator in worker processes, or in this process for ``slots.workers`` =
+    0; or a recording."""
     if opens := build.env_entry(config.env_type).records:
         return build.attribute(opens)(config)
     simulator = build.implementation("env", config.env_type)
@@ -48,14 +49,15 @@ def open_env(config: RunConfig) -> Env:
 
 
 def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool = False) -> Env:
-    """The open env, once the tasks, the robot of checkpoint, dataset and replays, cameras and critic are known to fit it."""
+    """The open env, once the tasks, the robot of checkpoint, dataset and replays, cameras and
+    critic are known to fit it."""
     pick_device(config.device)
     env = resources.enter_context(contextlib.closing(open_env(config)))
     tasks = select_tasks(env.tasks, config.tasks, exclude=config.held_out_tasks)
     if not tasks and any(PHASES[name].trains for name in config.phases):
         raise ConfigError(
-            f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env has: "
-            f"{', '.join(t.task_id for t in env.tasks)}"
+            f"held_out_tasks={list(config.held_out_tasks)} leaves no task to train on. This env "
+            f"has: {', '.join(t.task_id for t in env.tasks)}"
         )
     imitated = "sft" in config.phases and not config.checkpoint
     if isinstance(env, RecordedEnv):
@@ -64,38 +66,57 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         texts = [text for task in tasks for text in task.instructions]
         check_dataset(config.dataset, env.embodiment, texts, config.sft.failures or not imitated)
     if config.checkpoint:
-        env.embodiment.require(check_checkpoint(Path(config.checkpoint)), "the env", f"the checkpoint {config.checkpoint}")
+        env.embodiment.require(
+            check_checkpoint(Path(config.checkpoint)),
+            "the env",
+            f"the checkpoint {config.checkpoint}",
+        )
     else:
         _require_cameras(config.policy, env.embodiment)
-    begun = any((config.run_dir / "checkpoints" / name / "training_state").exists() for name in ("rl", "offline"))
+    begun = any(
+        (config.run_dir / "checkpoints" / name / "training_state").exists()
+        for name in ("rl", "offline")
+    )
     if fresh or not begun:  # who goes on has those episodes
         check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
     imitates = "sft" in config.phases and config.sft.augment.mirror and not config.checkpoint
     if imitates or ("rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors):
         require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
-        raise ConfigError(f"critic=privileged reads simulator state, and env.type={config.env_type} shows none: critic=none")
+        raise ConfigError(
+            f"critic=privileged reads simulator state, and env.type={config.env_type} "
+            "shows none: critic=none"
+        )
     return env
 
 
 def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
-    """Raise `ConfigError` where a new policy's config asks for cameras that the env does not show, or cannot cut up."""
+    """Raise `ConfigError` where a new policy's config asks for cameras that the env does not
+    show, or cannot cut up."""
     wanted, known = asked(policy, PolicyOptions).cameras, embodiment.camera_names
-    missing = [name for name in wanted if ":" not in name and name not in known]  # (feature:camera is another form)
+    # (feature:camera is another form)
+    missing = [name for name in wanted if ":" not in name and name not in known]
     if missing:
-        raise ConfigError(f"policy.cameras has {missing[0]!r}, and the env shows only {', '.join(known)}: name those")
+        raise ConfigError(
+            f"policy.cameras has {missing[0]!r}, and the env shows only "
+            f"{', '.join(known)}: name those"
+        )
     for camera in embodiment.cameras:
         if isinstance(policy, ChecksCameras) and camera.name in (wanted or known):
             policy.check_camera(camera.name, camera.height, camera.width)
 
 
 def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
-    """The policy of a checkpoint of this project, with the changes to its own config that the run asks for."""
-    return load_policy(path, build.policy_class, expected_embodiment=embodiment, changes=config.policy_changes)
+    """The policy of a checkpoint of this project, with the changes to its own config that the
+    run asks for."""
+    return load_policy(
+        path, build.policy_class, expected_embodiment=embodiment, changes=config.policy_changes
+    )
 
 
 def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
-    """The policy of a checkpoint of this project, or of a published one that ``config.policy`` says how to read."""
+    """The policy of a checkpoint of this project, or of a published one that ``config.policy``
+    says how to read."""
     reads_published = isinstance(config.policy, PublishedStart)
     if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)
@@ -104,26 +125,37 @@ def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> An
 
 
 def export_policy(checkpoint: Path, folder: Path) -> None:
-    """Write a checkpoint's policy in the form that its own project publishes (``save_pretrained``)."""
+    """Write a checkpoint's policy in the form that its own project publishes
+    (``save_pretrained``)."""
     if folder.exists():
         raise UserError(f"{folder} exists already: give the name of a folder that does not")
     policy = load_policy(checkpoint, build.policy_class)
     if not isinstance(policy, PublishablePolicy):
         raise UserError(
-            f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this project's own: use the checkpoint"
+            f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this "
+            "project's own: use the checkpoint"
         )
     policy.save_pretrained(folder)
 
 
-def select_tasks(tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()) -> list[TaskSpec]:
+def select_tasks(
+    tasks: Sequence[TaskSpec], wanted: Sequence[str] | None, exclude: Sequence[str] = ()
+) -> list[TaskSpec]:
     """The named tasks in the suite's order; all of them for an empty list, none for None.
 
     Of an id like ``suite/3`` the last part is enough.
     """
-    known = {name: task.task_id for task in tasks for name in (task.task_id.rpartition("/")[2], task.task_id)}
+    known = {
+        name: task.task_id
+        for task in tasks
+        for name in (task.task_id.rpartition("/")[2], task.task_id)
+    }
     missing = [name for name in [*(wanted or []), *exclude] if name not in known]
     if missing:
-        raise ConfigError(f"unknown task {missing[0]!r}. This env has: {', '.join(sorted(t.task_id for t in tasks))}")
+        raise ConfigError(
+            f"unknown task {missing[0]!r}. This env has: "
+            f"{', '.join(sorted(t.task_id for t in tasks))}"
+        )
     if wanted is None:
         return []
     chosen, left_out = {known[name] for name in wanted}, {known[name] for name in exclude}

@@ -32,10 +32,16 @@ def learner_of(run: Run, policy: Any) -> Learner:
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
         seeded(c.algorithm, c.seed), policy, _offered(run)
     )
-    if start != start_checkpoint(run):  # what the offline rounds trained beside the policy goes on, and is not made anew
+    # what the offline rounds trained beside the policy goes on, and is not made anew
+    if start != start_checkpoint(run):
         load_weights(start, policy)
     return learner_for(
-        algorithm, run.dir / "replay", c.seed, lambda: given(run, policy), policy.embodiment, c.replay.ram_bytes
+        algorithm,
+        run.dir / "replay",
+        c.seed,
+        lambda: given(run, policy),
+        policy.embodiment,
+        c.replay.ram_bytes,
     )
 
 
@@ -50,5 +56,7 @@ def _offered(run: Run) -> AlgorithmContext:
 
 def _critic(run: Run) -> Any:
     c = run.config
-    critic = build.implementation("critic", c.critic_type)(run.env.privileged_dim, seeded(c.critic, c.seed))
+    critic = build.implementation("critic", c.critic_type)(
+        run.env.privileged_dim, seeded(c.critic, c.seed)
+    )
     return None if critic is None else critic.to(run.device)

@@ -1,8 +1,8 @@
-"""The learner's process of the concurrent rhythm: ``python -m vla_rl.assembly.learner_main FOLDER``, told what to do on
-stdin.
+"""The learner's process of the concurrent rhythm: ``python -m vla_rl.assembly.learner_main
+FOLDER``, told what to do on stdin.
 
-``FOLDER/job.json`` says what it learns with: the run's config, the robot, the tasks. It opens no env. It ends when stdin
-does, as the actor is gone then.
+``FOLDER/job.json`` says what it learns with: the run's config, the robot, the tasks. It opens no
+env. It ends when stdin does, as the actor is gone then.
 """
 
 from __future__ import annotations
@@ -58,32 +58,43 @@ def serve(folder: Path, commands: queue.Queue[str]) -> None:
     learner = learner_of(run, policy)
     if not isinstance(learner, ReplayLearner):
         raise ConfigError(
-            f"rl.rhythm=concurrent needs an algorithm that learns from a replay, and algorithm.type={config.algorithm_type} "
-            f"learns from the present policy's own episodes alone: use rl.rhythm=alternate"
+            "rl.rhythm=concurrent needs an algorithm that learns from a replay, and "
+            f"algorithm.type={config.algorithm_type} learns from the present policy's own episodes "
+            "alone: use rl.rhythm=alternate"
         )
     LearnerServer(folder, policy, learner, own.publish_every, commands).run()
 
 
 def run_of(config: RunConfig, job: dict[str, Any]) -> Run:
-    """A `Run` without an env of its own, and without a log: the actor has both. ``job`` as of `job_of`."""
+    """A `Run` without an env of its own, and without a log: the actor has both. ``job`` as of
+    `job_of`."""
     run = Run(config, cast(Any, None), Progress(), {})
-    tasks = tuple(TaskSpec(**{**task, "instructions": tuple(task["instructions"])}) for task in job["tasks"])
+    tasks = tuple(
+        TaskSpec(**{**task, "instructions": tuple(task["instructions"])}) for task in job["tasks"]
+    )
     run.env = cast(Env, Described(EmbodimentSpec.from_dict(job["embodiment"]), tasks))
     return run
 
 
-def job_of(config: RunConfig, embodiment: EmbodimentSpec, tasks: Sequence[TaskSpec]) -> dict[str, Any]:
+def job_of(
+    config: RunConfig, embodiment: EmbodimentSpec, tasks: Sequence[TaskSpec]
+) -> dict[str, Any]:
     """What a learner's process is told, JSON-ready."""
     return {
-        "config": configs.to_tree(config), "embodiment": embodiment.to_dict(),
+        "config": configs.to_tree(config),
+        "embodiment": embodiment.to_dict(),
         "tasks": [dataclasses.asdict(task) for task in tasks],
-    }  # fmt: skip
+    }
 
 
-def learner_process(config: RunConfig, job: Mapping[str, Any], say: Callable[[str], None]) -> LearnerProcess:
+def learner_process(
+    config: RunConfig, job: Mapping[str, Any], say: Callable[[str], None]
+) -> LearnerProcess:
     """This module as the process beside an actor's, not started yet. ``job`` as of `job_of`."""
     own, pace = config.rl.concurrent, config.algorithm.updates_per_decision
-    return LearnerProcess(config.run_dir / LEARNER_FOLDER, __name__, job, pace, own.restarts, say, own.hang_seconds)
+    return LearnerProcess(
+        config.run_dir / LEARNER_FOLDER, __name__, job, pace, own.restarts, say, own.hang_seconds
+    )
 
 
 def _listen(commands: queue.Queue[str]) -> None:

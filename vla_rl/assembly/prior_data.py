@@ -1,4 +1,5 @@
-"""What is in a run's replay before its first episode: demonstrations, and episodes of other runs."""
+"""What is in a run's replay before its first episode: demonstrations, and episodes of other
+runs."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _SCORED = 64  # episodes at a time
 
 
 def given(run: Run, policy: Any) -> Iterator[Given]:
-    """Demonstrations in the policy's own chunks, then the episodes of ``replay.offline``; they have what the run's reward
-    gives them, as the others in there."""
+    """Demonstrations in the policy's own chunks, then the episodes of ``replay.offline``; they have
+    what the run's reward gives them, as the others in there."""
     if not (run.has_dataset or run.config.replay.offline):
         return
     reward = trained_reward(run, policy)
@@ -40,7 +41,8 @@ def given(run: Run, policy: Any) -> Iterator[Given]:
 
 
 def _scored(source: str, reward: Any, episodes: list[Trajectory]) -> Iterator[Given]:
-    """With a robot a reward may learn on the way; until then what was labelled counts (`vla_rl.robot.labels`)."""
+    """With a robot a reward may learn on the way; until then what was labelled counts
+    (`vla_rl.robot.labels`)."""
     if is_learned(reward) and not is_fitted(reward):
         yield from ((source, trajectory) for trajectory in episodes)
         return

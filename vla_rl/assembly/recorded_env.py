@@ -1,4 +1,5 @@
-"""``env=dataset``: what a run knows of a robot from its recordings alone. No episode can be run in it."""
+"""``env=dataset``: what a run knows of a robot from its recordings alone. No episode can be run
+in it."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec, SlotEvent
 
 NO_EPISODES = (
-    "env=dataset is a recording, in which no episode can be run: judge by action errors (phases=[eval_actions,report]), "
-    "on the robot (vla-rl robot run checkpoint=CKPT), or name a simulator with env=NAME"
+    "env=dataset is a recording, in which no episode can be run: judge by action errors "
+    "(phases=[eval_actions,report]), on the robot (vla-rl robot run checkpoint=CKPT), or name a "
+    "simulator with env=NAME"
 )
 
 
 class RecordedEnv:
-    """`vla_rl.interfaces.Env` in as far as a recording is one: robot and tasks. To run an episode raises ConfigError."""
+    """`vla_rl.interfaces.Env` in as far as a recording is one: robot and tasks. To run an
+    episode raises ConfigError."""
 
     Config = RecordingConfig
     num_slots = num_workers = 1
@@ -46,5 +49,7 @@ class RecordedEnv:
 def open_recorded(config: RunConfig) -> RecordedEnv:
     """The recording that ``dataset`` names; raises what `open_recording` does."""
     if not config.dataset:
-        raise ConfigError("env=dataset is read from a recording, and none is named: give dataset=FOLDER")
+        raise ConfigError(
+            "env=dataset is read from a recording, and none is named: give dataset=FOLDER"
+        )
     return RecordedEnv(open_recording(config.dataset, config.env))

@@ -1,4 +1,5 @@
-"""The reward of a run, as it is configured and as the run has trained it, and what it learns from."""
+"""The reward of a run, as it is configured and as the run has trained it, and what it learns
+from."""
 
 from __future__ import annotations
 
@@ -31,16 +32,22 @@ def trained_reward(run: Run, policy: Any) -> Any:
 
 
 def reward_demonstrations(run: Run) -> list[Trajectory]:
-    """The run's demonstrations as trajectories; none where it starts from a checkpoint without a dataset."""
+    """The run's demonstrations as trajectories; none where it starts from a checkpoint without a
+    dataset."""
     c = run.config
     if not c.reward_check.demonstrations or not run.has_dataset:
         return []
     dataset, _ = split_demonstrations(run, failures=True)
     check = c.reward_check
-    return demonstration_trajectories(dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed)
+    return demonstration_trajectories(
+        dataset, stride=check.stride, limit=check.demonstrations, seed=c.seed
+    )
 
 
 def reward_context(run: Run, policy: Any) -> RewardContext:
-    """A copy of the policy serves image features: those of the policy itself would drift while it learns."""
+    """A copy of the policy serves image features: those of the policy itself would drift while
+    it learns."""
     frozen = copy.deepcopy(policy) if reads_policy(run.config.reward) else None
-    return RewardContext(run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride)
+    return RewardContext(
+        run.config.algorithm, run.env.embodiment, frozen, run.config.reward_check.stride
+    )

@@ -18,15 +18,20 @@ def check_cluster(config: RunConfig) -> None:
     entry = build.entry("algorithm", config.algorithm_type)
     if isinstance(entry, build.AlgorithmEntry) and entry.needs == "candidates":
         raise ConfigError(
-            f"cluster=ray: algorithm.type={config.algorithm_type} chooses actions by its critics, which stay with the "
-            f"learner, and rollouts are in other processes. Use cluster=local, or another algorithm"
+            f"cluster=ray: algorithm.type={config.algorithm_type} chooses actions by its critics, "
+            "which stay with the learner, and rollouts are in other processes. Use cluster=local, "
+            "or another algorithm"
         )
     learners, auto = config.cluster.learners, config.cluster.placement == "auto"
-    if (learners or auto) and isinstance(entry, build.AlgorithmEntry) and entry.needs not in ("likelihood", "imitation"):
+    if (
+        (learners or auto)
+        and isinstance(entry, build.AlgorithmEntry)
+        and entry.needs not in ("likelihood", "imitation")
+    ):
         raise ConfigError(
-            f"{'cluster.placement=auto' if auto else f'cluster.learners={learners}'}: algorithm.type="
-            f"{config.algorithm_type} learns from a replay, which one process has. Use cluster.learners=0 and "
-            f"cluster.placement=free"
+            f"{'cluster.placement=auto' if auto else f'cluster.learners={learners}'}: "
+            f"algorithm.type={config.algorithm_type} learns from a replay, which one process has. "
+            "Use cluster.learners=0 and cluster.placement=free"
         )
     if config.cluster.ahead:
         _check_ahead(config)
@@ -38,20 +43,25 @@ def _check_ahead(config: RunConfig) -> None:
     mode = f"cluster.mode={config.cluster.mode}"
     if config.rl.dynamic_sampling:
         raise ConfigError(
-            f"{mode} plans an iteration before it knows the one before, and rl.dynamic_sampling=true rolls out until enough "
-            f"groups are left: use cluster.mode=sync, or leave dynamic sampling out"
+            f"{mode} plans an iteration before it knows the one before, and "
+            "rl.dynamic_sampling=true rolls out until enough groups are left: use "
+            "cluster.mode=sync, or leave dynamic sampling out"
         )
     if config.rl.rhythm != "alternate":
-        raise ConfigError(f"{mode} already lets rollouts and learning overlap: use rl.rhythm=alternate with it")
+        raise ConfigError(
+            f"{mode} already lets rollouts and learning overlap: use rl.rhythm=alternate with it"
+        )
     if config.collector_type != "engine":
         raise ConfigError(
-            f"{mode} gives new weights to episodes under way, which collector.type={config.collector_type} knows nothing "
-            f"of: use collector=engine, or cluster.mode=sync"
+            f"{mode} gives new weights to episodes under way, which "
+            f"collector.type={config.collector_type} knows nothing of: use collector=engine, or "
+            "cluster.mode=sync"
         )
 
 
 def check_room(config: RunConfig) -> None:
-    """Raise `UserError` where the cluster is too small for the run. One that it will join is joined for a moment, to see."""
+    """Raise `UserError` where the cluster is too small for the run. One that it will join is
+    joined for a moment, to see."""
     c = config.cluster
     if c.address == "local":
         nodes = [Amount(available_cores(), _gpus_here(config))]
@@ -63,7 +73,14 @@ def check_room(config: RunConfig) -> None:
 
 def _gpus_here(config: RunConfig) -> int:
     c = config.cluster
-    asks = c.placement != "free" or c.learners > 1 or c.rollout_gpus or c.inference_gpus or c.reward_gpus or c.learner_gpus
+    asks = (
+        c.placement != "free"
+        or c.learners > 1
+        or c.rollout_gpus
+        or c.inference_gpus
+        or c.reward_gpus
+        or c.learner_gpus
+    )
     if config.device == "cpu" or not asks:
         return 0
     import torch

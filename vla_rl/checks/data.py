@@ -1,5 +1,6 @@
-"""What is known, before a run begins, of the data that it learns from: that there are demonstrations, and that they say what
-was sent; that episodes of other runs are there, and would be learned from."""
+"""What is known, before a run begins, of the data that it learns from: that there are
+demonstrations, and that they say what was sent; that episodes of other runs are there, and would be
+learned from."""
 
 from __future__ import annotations
 
@@ -17,24 +18,30 @@ _AGAIN = "write or fetch the dataset again"
 
 
 def check_demonstrations(config: RunConfig, has_data: bool) -> None:
-    """Raise `ConfigError` where RL would learn from demonstrations and there are none, or where ``rl.restarts`` or
-    ``sft.labels=sent`` could not work. ``has_data``: there will be demonstrations."""
+    """Raise `ConfigError` where RL would learn from demonstrations and there are none, or where
+    ``rl.restarts`` or ``sft.labels=sent`` could not work. ``has_data``: there will be
+    demonstrations."""
     if "rl" in config.phases and not has_data:
         _check_replayed(config)
     restarts, asks = config.rl.restarts, ""
     if restarts.share and "rl" in config.phases:
         _check_restarts(config)
         if DEMONSTRATIONS in restarts.used:
-            asks = f"rl.restarts.share={restarts.share:g} with rl.restarts.sources={list(restarts.sources)}"
-            remedy = "name sources that are the policy's own, rl.restarts.sources=[successes,failures]"
+            asks = (
+                f"rl.restarts.share={restarts.share:g} with "
+                f"rl.restarts.sources={list(restarts.sources)}"
+            )
+            remedy = (
+                "name sources that are the policy's own, rl.restarts.sources=[successes,failures]"
+            )
     if config.sft.labels == "sent" and "sft" in config.phases and not config.checkpoint:
         asks, remedy = "sft.labels=sent", "use sft.labels=clean"
     if not asks:
         return
     if not has_data:
         raise ConfigError(
-            f"{asks} needs demonstrations, and this run has none: name those that the start was trained on with "
-            f"dataset=FOLDER (with checkpoint= nothing is collected), or {remedy}"
+            f"{asks} needs demonstrations, and this run has none: name those that the start was "
+            f"trained on with dataset=FOLDER (with checkpoint= nothing is collected), or {remedy}"
         )
     info = Path(config.dataset) / "meta" / "info.json"
     if not config.dataset or not info.is_file():
@@ -42,32 +49,38 @@ def check_demonstrations(config: RunConfig, has_data: bool) -> None:
     features = files.read_json(info, _AGAIN).get("features")
     if not isinstance(features, Mapping) or "sent" not in features:
         raise ConfigError(
-            f"{asks}: {config.dataset} does not hold what was sent to the robot (the column 'sent', which scripted experts "
-            f"and collect.policy write): collect it anew, or {remedy}"
+            f"{asks}: {config.dataset} does not hold what was sent to the robot (the column "
+            "'sent', which scripted experts and collect.policy write): collect it anew, or "
+            f"{remedy}"
         )
 
 
 def check_offline_replays(config: RunConfig) -> None:
-    """Raise `ConfigError` where nothing would learn from ``replay.offline``, or a share is asked of none."""
-    algorithm, given = asked(config.algorithm, AlgorithmOptions), f"replay.offline={list(config.replay.offline)}"
+    """Raise `ConfigError` where nothing would learn from ``replay.offline``, or a share is asked
+    of none."""
+    algorithm, given = (
+        asked(config.algorithm, AlgorithmOptions),
+        f"replay.offline={list(config.replay.offline)}",
+    )
     if not config.replay.offline:
         if algorithm.offline_share and "rl" in config.phases:
             raise ConfigError(
-                f"algorithm.offline_share={algorithm.offline_share:g} needs episodes of other runs: name those runs, "
-                f"replay.offline=[outputs/NAME], or set it to 0"
+                f"algorithm.offline_share={algorithm.offline_share:g} needs episodes of other "
+                "runs: name those runs, replay.offline=[outputs/NAME], or set it to 0"
             )
         return
     if "offline" in config.phases or "rl" not in config.phases:
         return
     if algorithm.updates_per_decision is None:
         raise ConfigError(
-            f"{given} needs an algorithm that learns from a replay, and algorithm.type={config.algorithm_type} has none: "
-            f"use algorithm=rlpd, residual, iql or another of docs/explanation/off_policy.md, or leave it out"
+            f"{given} needs an algorithm that learns from a replay, and "
+            f"algorithm.type={config.algorithm_type} has none: use algorithm=rlpd, residual, iql "
+            "or another of docs/explanation/off_policy.md, or leave it out"
         )
     if algorithm.offline_share == 0:
         raise ConfigError(
-            f"{given}: algorithm.offline_share=0 draws none of those episodes. Set algorithm.offline_share=0.25, or leave "
-            f"replay.offline out"
+            f"{given}: algorithm.offline_share=0 draws none of those episodes. Set "
+            "algorithm.offline_share=0.25, or leave replay.offline out"
         )
 
 
@@ -77,58 +90,79 @@ def is_recording(config: RunConfig) -> bool:
 
 
 def check_recording(config: RunConfig) -> None:
-    """Raise `ConfigError` where the env is a recording and none is named, or a phase would run episodes in it."""
+    """Raise `ConfigError` where the env is a recording and none is named, or a phase would run
+    episodes in it."""
     if not is_recording(config):
         return
     if not config.dataset:
-        raise ConfigError("env=dataset is read from a recording, and none is named: give dataset=FOLDER")
+        raise ConfigError(
+            "env=dataset is read from a recording, and none is named: give dataset=FOLDER"
+        )
     if running := [name for name in config.phases if not PHASES[name].recorded]:
         usable = ",".join(name for name in config.phases if PHASES[name].recorded)
         raise ConfigError(
-            f"phases has {running[0]}, which runs episodes, and env=dataset is a recording without a simulator: use "
-            f"run=sft, or phases=[{usable}] (with eval_actions: errors of actions on episodes that were kept out)"
+            f"phases has {running[0]}, which runs episodes, and env=dataset is a recording without "
+            f"a simulator: use run=sft, or phases=[{usable}] (with eval_actions: errors of actions "
+            "on episodes that were kept out)"
         )
     asks = {"rl.iterations": config.rl.iterations} if "rl" in config.phases else {}
     if "offline" in config.phases:
-        asks |= {"offline.start_episodes": config.offline.start_episodes, "offline.episodes": config.offline.episodes}
+        asks |= {
+            "offline.start_episodes": config.offline.start_episodes,
+            "offline.episodes": config.offline.episodes,
+        }
     for key, value in asks.items():
         if value:
-            raise ConfigError(f"{key}={value} runs episodes, and env=dataset is a recording, without any: set {key}=0")
+            raise ConfigError(
+                f"{key}={value} runs episodes, and env=dataset is a recording, "
+                f"without any: set {key}=0"
+            )
     if "rl" in config.phases and not asked(config.algorithm, AlgorithmOptions).offline_updates:
         raise ConfigError(
-            "phases has rl, and env=dataset has no episodes but those that were recorded: learn from them before the "
-            "first one with an algorithm that can (algorithm=iql algorithm.offline_updates=5000 rl.iterations=0), or leave "
-            "rl out"
+            "phases has rl, and env=dataset has no episodes but those that were recorded: learn "
+            "from them before the first one with an algorithm that can (algorithm=iql "
+            "algorithm.offline_updates=5000 rl.iterations=0), or leave rl out"
         )
 
 
 def _check_replayed(config: RunConfig) -> None:
     algorithm = asked(config.algorithm, AlgorithmOptions)
-    for name in ("demonstration_share",) if config.replay.offline else ("offline_updates", "demonstration_share"):
+    for name in (
+        ("demonstration_share",)
+        if config.replay.offline
+        else ("offline_updates", "demonstration_share")
+    ):
         if value := getattr(algorithm, name):
             raise ConfigError(
-                f"algorithm.{name}={value:g} needs demonstrations, and this run has none: name those that the start "
-                f"was trained on with dataset=FOLDER (with checkpoint= nothing is collected), or set algorithm.{name}=0"
+                f"algorithm.{name}={value:g} needs demonstrations, and this run has none: name "
+                "those that the start was trained on with dataset=FOLDER (with checkpoint= nothing "
+                f"is collected), or set algorithm.{name}=0"
             )
 
 
 def _check_restarts(config: RunConfig) -> None:
     rl = config.rl
-    groups, given = rl.episodes_per_iteration // rl.group_size, f"rl.restarts.share={rl.restarts.share:g}"
+    groups, given = (
+        rl.episodes_per_iteration // rl.group_size,
+        f"rl.restarts.share={rl.restarts.share:g}",
+    )
     if not round(rl.restarts.share * groups) or groups < 2:
         raise ConfigError(
-            f"{given} of {groups} groups an iteration (rl.episodes_per_iteration={rl.episodes_per_iteration}, "
-            f"rl.group_size={rl.group_size}) is none, as one is always whole: raise the share or rl.episodes_per_iteration, "
-            f"or set rl.restarts.share=0"
+            f"{given} of {groups} groups an iteration "
+            f"(rl.episodes_per_iteration={rl.episodes_per_iteration}, "
+            f"rl.group_size={rl.group_size}) is none, as one is always whole: raise the share or "
+            "rl.episodes_per_iteration, or set rl.restarts.share=0"
         )
     if asked(config.env, EnvOptions).chunk_is_path:
         raise ConfigError(
-            f"{given}: in env.type={config.env_type} a chunk is one path from rest to rest, so the same actions in other "
-            f"chunks lead elsewhere, and no episode can begin in the middle of another. Set rl.restarts.share=0, or let "
-            f"each action be a path (RoboTwin: env.path=action)"
+            f"{given}: in env.type={config.env_type} a chunk is one path from rest to rest, so the "
+            "same actions in other chunks lead elsewhere, and no episode can begin in the middle "
+            "of another. Set rl.restarts.share=0, or let each action be a path (RoboTwin: "
+            "env.path=action)"
         )
     if config.cluster_type == "ray" and config.cluster.max_late:
         raise ConfigError(
-            f"{given}: cluster.max_late={config.cluster.max_late} takes what ends first, and episodes that begin in the "
-            f"middle end first: set cluster.max_late=0, or rl.restarts.share=0"
+            f"{given}: cluster.max_late={config.cluster.max_late} takes what ends first, and "
+            "episodes that begin in the middle end first: set cluster.max_late=0, or "
+            "rl.restarts.share=0"
         )

@@ -1,4 +1,5 @@
-"""What a run needs of this machine: packages, OpenGL, cores. Checked before the first phase and before torch is imported."""
+"""What a run needs of this machine: packages, OpenGL, cores. Checked before the first phase and
+before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,20 +18,22 @@ _WORKERS_PER_CORE, _MANY_WORKERS = 8, 64
 
 
 def check_workers(config: RunConfig) -> None:
-    """Raise `UserError` for more simulator processes than make sense here, or for a Python of theirs that does not run."""
+    """Raise `UserError` for more simulator processes than make sense here, or for a Python of
+    theirs that does not run."""
     most = max(_MANY_WORKERS, _WORKERS_PER_CORE * available_cores())
     if config.slots.workers > most:
         raise ConfigError(
-            f"slots.workers={config.slots.workers} starts that many simulator processes on {available_cores()} cores: at "
-            f"most {most} are allowed here, and as many as there are cores are enough"
+            f"slots.workers={config.slots.workers} starts that many simulator processes on "
+            f"{available_cores()} cores: at most {most} are allowed here, and as many as there are "
+            "cores are enough"
         )
     if config.slots.python:
         build.attribute("sim.interpreter:check_python")(config.slots.python)
 
 
 def check_machine(config: RunConfig, parts: Iterable[Any]) -> None:
-    """Raise `UserError` where OpenGL is missing, or a package that some phase will import. ``parts``: the configs of what
-    the run uses besides its env."""
+    """Raise `UserError` where OpenGL is missing, or a package that some phase will import.
+    ``parts``: the configs of what the run uses besides its env."""
     require_sinks(config.wandb, config.tensorboard)
     if isinstance(config.env, ChecksMachine):
         build.attribute("sim.calls:check_machine")(config.env, config.slots.python)
@@ -38,4 +41,6 @@ def check_machine(config: RunConfig, parts: Iterable[Any]) -> None:
         if isinstance(part, ChecksMachine):
             part.check_machine()
     if config.dataset and next(Path(config.dataset).rglob("*.hdf5"), None):
-        require_packages("h5py", extra="libero", purpose=f"dataset={config.dataset}, which is HDF5,")
+        require_packages(
+            "h5py", extra="libero", purpose=f"dataset={config.dataset}, which is HDF5,"
+        )

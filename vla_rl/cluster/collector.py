@@ -1,4 +1,5 @@
-"""``cluster=ray``: a `Collector` whose episodes run in actors of Ray; the loop, the learner and the rewards stay here."""
+"""``cluster=ray``: a `Collector` whose episodes run in actors of Ray; the loop, the learner and
+the rewards stay here."""
 
 from __future__ import annotations
 
@@ -26,9 +27,20 @@ from vla_rl.rollout.engine import pooled_seconds
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
 
 _STATS = (
-    "episodes", "successes", "decisions", "control_steps", "retries", "seconds", "policy_seconds", "wait_seconds",
-    "env_utilisation", "decisions_per_second", "control_steps_per_second", "policy_batch", *EPISODE_SECONDS,
-)  # fmt: skip
+    "episodes",
+    "successes",
+    "decisions",
+    "control_steps",
+    "retries",
+    "seconds",
+    "policy_seconds",
+    "wait_seconds",
+    "env_utilisation",
+    "decisions_per_second",
+    "control_steps_per_second",
+    "policy_batch",
+    *EPISODE_SECONDS,
+)
 
 
 def ray_collector(run: Run, policy: Any) -> RayCollector:
@@ -39,8 +51,9 @@ def ray_collector(run: Run, policy: Any) -> RayCollector:
 class RayCollector:
     """Collects as the rollout engine does: every episode of a plan, in the plan's order.
 
-    With one actor and ``rollout.serve_fraction`` 1 the episodes are those of the engine, bit for bit; with several, each
-    gets a consecutive part of the plan, and batches of other sizes round differently.
+    With one actor and ``rollout.serve_fraction`` 1 the episodes are those of the engine, bit for
+    bit; with several, each gets a consecutive part of the plan, and batches of other sizes round
+    differently.
     """
 
     def __init__(self, run: Run, policy: Any) -> None:
@@ -95,7 +108,11 @@ class RayCollector:
         trajectories = self._await(plan, progress, on_trajectory)
         rounds = self.group.await_rounds()
         seconds = time.perf_counter() - started
-        stats = {**parallel_stats(rounds, seconds), **self.group.figures(), "cluster/learner_wait_seconds": seconds}
+        stats = {
+            **parallel_stats(rounds, seconds),
+            **self.group.figures(),
+            "cluster/learner_wait_seconds": seconds,
+        }
         return RolloutResult(trajectories, stats)
 
     def _await(
@@ -123,10 +140,11 @@ class RayCollector:
 
 
 class AheadRayCollector(RayCollector):
-    """An `AheadCollector`: plans are issued early, and actors go on from one to the next while the driver learns.
+    """An `AheadCollector`: plans are issued early, and actors go on from one to the next while the
+    driver learns.
 
-    New weights reach episodes under way at their next decision, and each decision knows its version. Work goes to whoever
-    has room, so a slow actor holds up no more than what it has.
+    New weights reach episodes under way at their next decision, and each decision knows its
+    version. Work goes to whoever has room, so a slow actor holds up no more than what it has.
     """
 
     def __init__(self, run: Run, policy: Any) -> None:
@@ -158,17 +176,26 @@ class AheadRayCollector(RayCollector):
         progress: Callable[[int, int, int], None] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
-        """Raises ``ValueError`` for ``deterministic`` where the plan was issued before: those are sampled."""
+        """Raises ``ValueError`` for ``deterministic`` where the plan was issued before: those
+        are sampled."""
         started = time.perf_counter()
         issued = [s for s in plan if s.rollout_id in self._ready or self.group.knows(s.rollout_id)]
         if deterministic and issued:
-            raise ValueError(f"{len(issued)} episodes of this plan are under way with sampled actions")
-        kept = {spec.rollout_id: self._ready.pop(spec.rollout_id) for spec in plan if spec.rollout_id in self._ready}
+            raise ValueError(
+                f"{len(issued)} episodes of this plan are under way with sampled actions"
+            )
+        kept = {
+            spec.rollout_id: self._ready.pop(spec.rollout_id)
+            for spec in plan
+            if spec.rollout_id in self._ready
+        }
         for trajectory in kept.values():
             if on_trajectory is not None:
                 on_trajectory(trajectory)
         rest = [spec for spec in plan if spec.rollout_id not in kept]
-        self.group.submit([spec for spec in rest if not self.group.knows(spec.rollout_id)], deterministic)
+        self.group.submit(
+            [spec for spec in rest if not self.group.knows(spec.rollout_id)], deterministic
+        )
         kept |= {t.rollout_id: t for t in self._await(rest, progress, on_trajectory)}
         now = time.perf_counter()
         seconds, self._left = now - self._left, now
@@ -177,8 +204,12 @@ class AheadRayCollector(RayCollector):
         open_count, ready = self.group.counts()
         waited, self._waited = self._waited + now - started, 0.0
         stats |= {"cluster/learner_wait_seconds": waited, "cluster/open": float(open_count)}
-        stats |= {"cluster/ready": float(ready)} | (ages := staleness(trajectories, self._version or 0, self._oldest))
-        self._ages = {name.rpartition("/")[2]: share for name, share in ages.items() if name.count("/") == 2}
+        stats |= {"cluster/ready": float(ready)} | (
+            ages := staleness(trajectories, self._version or 0, self._oldest)
+        )
+        self._ages = {
+            name.rpartition("/")[2]: share for name, share in ages.items() if name.count("/") == 2
+        }
         return RolloutResult(trajectories, stats)
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,37 +222,55 @@ class AheadRayCollector(RayCollector):
 
 
 def staleness(trajectories: Sequence[Trajectory], version: int, most: int) -> dict[str, float]:
-    """How many versions old the decisions are as version ``version`` is about to learn from them: mean, maximum, and the
-    share of each age."""
+    """How many versions old the decisions are as version ``version`` is about to learn from them:
+    mean, maximum, and the share of each age."""
     parts = [
-        torch.full((len(t),), t.policy_version) if t.decision_version is None else t.decision_version for t in trajectories
+        torch.full((len(t),), t.policy_version)
+        if t.decision_version is None
+        else t.decision_version
+        for t in trajectories
     ]
     ages = version - torch.cat(parts)
-    shares = {f"cluster/staleness/{age}": float((ages == age).float().mean()) for age in range(most + 1)}
-    return {"cluster/staleness_mean": float(ages.float().mean()), "cluster/staleness_max": float(ages.max())} | shares
+    shares = {
+        f"cluster/staleness/{age}": float((ages == age).float().mean()) for age in range(most + 1)
+    }
+    return {
+        "cluster/staleness_mean": float(ages.float().mean()),
+        "cluster/staleness_max": float(ages.max()),
+    } | shares
 
 
 def job_of(config: RunConfig) -> Job:
     """What a rollout actor of this run does."""
     entry, cluster = build.entry("algorithm", config.algorithm_type), config.cluster
-    needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"  # (of a user's own nothing is known)
+    # (of a user's own nothing is known)
+    needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"
     place = Workplace.of(config, cluster.rollouts, cluster.threads)
-    return Job(place, needs in ("likelihood", "imitation"), cluster.ahead > 0, cluster.start_timeout)
+    return Job(
+        place, needs in ("likelihood", "imitation"), cluster.ahead > 0, cluster.start_timeout
+    )
 
 
 def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[str, float]:
-    """The engine's ``stats`` of lists that ran at the same time, which took ``seconds`` in all: counts add up, shares and
-    waiting are means over the lists by their time."""
+    """The engine's ``stats`` of lists that ran at the same time, which took ``seconds`` in all:
+    counts add up, shares and waiting are means over the lists by their time."""
     rounds = rounds or [dict.fromkeys(_STATS, 0.0)]
     total = {name: sum(stats[name] for stats in rounds) for name in rounds[0]}
     worked = max(total["seconds"], 1e-9)
-    calls = sum(stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"])
-    return total | {
-        "seconds": seconds,
-        "policy_seconds": total["policy_seconds"] / worked * seconds,
-        "wait_seconds": total["wait_seconds"] / worked * seconds,
-        "env_utilisation": sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds) / worked,
-        "decisions_per_second": total["decisions"] / seconds,
-        "control_steps_per_second": total["control_steps"] / seconds,
-        "policy_batch": total["decisions"] / max(1.0, calls),
-    } | pooled_seconds(rounds)
+    calls = sum(
+        stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"]
+    )
+    return (
+        total
+        | {
+            "seconds": seconds,
+            "policy_seconds": total["policy_seconds"] / worked * seconds,
+            "wait_seconds": total["wait_seconds"] / worked * seconds,
+            "env_utilisation": sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds)
+            / worked,
+            "decisions_per_second": total["decisions"] / seconds,
+            "control_steps_per_second": total["control_steps"] / seconds,
+            "policy_batch": total["decisions"] / max(1.0, calls),
+        }
+        | pooled_seconds(rounds)
+    )

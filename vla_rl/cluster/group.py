@@ -1,8 +1,9 @@
-"""The rollout actors and what they have to do: which episode is where, who is alive, and what happens when one is not.
+"""The rollout actors and what they have to do: which episode is where, who is alive, and what
+happens when one is not.
 
-An episode is open from `submit` until its result arrived; at most one result of it counts. The driver owns what must
-survive: open episodes, results (which Ray hands to it), weights. So an actor that dies or hangs is replaced, its open
-episodes run again, and nothing is lost or there twice.
+An episode is open from `submit` until its result arrived; at most one result of it counts. The
+driver owns what must survive: open episodes, results (which Ray hands to it), weights. So an actor
+that dies or hangs is replaced, its open episodes run again, and nothing is lost or there twice.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class _Worker:
         """What it does, JSON-ready."""
         return {
             "number": self.number,
-            "state": "starting" if not self.ready else "working" if self.open else "idle", "open": len(self.open),
-            "decisions": max(0, self.decisions), "idle_seconds": time.monotonic() - self.alive,
-        }  # fmt: skip
+            "state": "starting" if not self.ready else "working" if self.open else "idle",
+            "open": len(self.open),
+            "decisions": max(0, self.decisions),
+            "idle_seconds": time.monotonic() - self.alive,
+        }
 
 
 @dataclass
@@ -74,43 +77,57 @@ class Tally:
     take_seconds: float = 0.0  # in which the driver fetched and unpacked episodes
 
     def published(self, size: int, seconds: float, acted: float) -> None:
-        """A version of the weights, of ``size`` bytes; inference actors were busy ``acted`` seconds with the last one."""
+        """A version of the weights, of ``size`` bytes; inference actors were busy ``acted``
+        seconds with the last one."""
         self.bytes_published += size
         self.publish_seconds += seconds
         self.inference_busy_seconds += acted
 
 
 class RolloutGroup:
-    """The rollout actors of ``seats``, which do ``job``. A thread of its own looks after them, so episodes go on while the
-    driver learns. ``limit``: open episodes an actor has at most; ``say`` gets what a user should know, ``look`` is called
-    now and then."""
+    """The rollout actors of ``seats``, which do ``job``. A thread of its own looks after them, so
+    episodes go on while the driver learns. ``limit``: open episodes an actor has at most; ``say``
+    gets what a user should know, ``look`` is called now and then."""
 
     def __init__(
-        self, seats: Seats, job: Job, say: Callable[[str], None], look: Callable[[], None] = lambda: None,
+        self,
+        seats: Seats,
+        job: Job,
+        say: Callable[[str], None],
+        look: Callable[[], None] = lambda: None,
         servers: Servers | None = None,
-    ) -> None:  # fmt: skip
-        self._ray, self._config, self._seats, self._servers = seats.ray, seats.config, seats, servers
+    ) -> None:
+        self._ray, self._config, self._seats, self._servers = (
+            seats.ray,
+            seats.config,
+            seats,
+            servers,
+        )
         self._job, self._say, self._look = job, say, look
         self.limit = 1
         self.tally = Tally()
         self._losses: list[str] = []  # what was said of them
-        self._weights: tuple[int, Any, int, int] | None = None  # version, reference, checksum, bytes
+        # version, reference, checksum, bytes
+        self._weights: tuple[int, Any, int, int] | None = None
         self._waiting: deque[EpisodeSpec] = deque()
-        self._finished: dict[str, tuple[EpisodeSpec, Any, int]] = {}  # … → reference to a packed list, place in it
+        # … → reference to a packed list, place in it
+        self._finished: dict[str, tuple[EpisodeSpec, Any, int]] = {}
         self._known: set[str] = set()  # open or finished
         self._sure: set[str] = set()  # of these, those with the policy's most likely actions
         self._rounds: list[dict[str, float]] = []
         self._error: UserError | None = None
         self._stopping = False
         self._changed = threading.Condition()
-        self._workers = [_started(seats, job, number, servers) for number in range(seats.config.rollouts)]
+        self._workers = [
+            _started(seats, job, number, servers) for number in range(seats.config.rollouts)
+        ]
         self._thread = threading.Thread(target=self._look_after, name="rollout-group", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------------------------------------------- what is asked
+    # -------------------------------------------------------------------------------- what is asked
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Have all actors act with these, from their next decision on. They are stored once, whatever the number of
-        actors."""
+        """Have all actors act with these, from their next decision on. They are stored once,
+        whatever the number of actors."""
         started = time.perf_counter()
         data, checksum = packed_weights(version, weights, self._config.sent == "bfloat16")
         reference = _stored(self._ray, data)
@@ -134,15 +151,18 @@ class RolloutGroup:
             self._assign()
 
     def await_episode(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Those of ``ids`` that are done, as soon as there are any; each is handed out once. Raises the `UserError` with
-        which the group gave up."""
+        """Those of ``ids`` that are done, as soon as there are any; each is handed out once. Raises
+        the `UserError` with which the group gave up."""
         wanted = {*ids}
         with self._changed:
             self._changed.wait_for(lambda: self._error or not wanted.isdisjoint(self._finished))
             self._raise()
             found = [self._finished.pop(name) for name in [*self._finished] if name in wanted]
         started = time.perf_counter()
-        states = {r: _episodes(self._ray, r) for r in dict.fromkeys(reference for _, reference, _ in found)}
+        states = {
+            r: _episodes(self._ray, r)
+            for r in dict.fromkeys(reference for _, reference, _ in found)
+        }
         with self._changed:
             self.tally.take_seconds += time.perf_counter() - started
             lost = [spec for spec, reference, _ in found if states[reference] is None]
@@ -150,11 +170,15 @@ class RolloutGroup:
             self._known, self._sure = self._known - ended, self._sure - ended
             self._waiting.extendleft(reversed(lost))
             self._assign()
-        return [trajectory_from_state(episodes[place]) for _, r, place in found if (episodes := states[r]) is not None]
+        return [
+            trajectory_from_state(episodes[place])
+            for _, r, place in found
+            if (episodes := states[r]) is not None
+        ]
 
     def await_done(self, enough: Callable[[Sequence[str]], bool]) -> list[str]:
-        """The ids of all that are done and were not handed out, in the order of their ends, once ``enough`` holds for them.
-        Raises the `UserError` with which the group gave up."""
+        """The ids of all that are done and were not handed out, in the order of their ends, once
+        ``enough`` holds for them. Raises the `UserError` with which the group gave up."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or enough([*self._finished]))
             self._raise()
@@ -189,7 +213,10 @@ class RolloutGroup:
         """The engine's figures of the lists that are done, once no actor has any episode left."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._error or (not self._waiting and not any(w.open or w.lists for w in self._workers))
+                lambda: (
+                    self._error
+                    or (not self._waiting and not any(w.open or w.lists for w in self._workers))
+                )
             )
             self._raise()
         return self.take_rounds()
@@ -198,7 +225,9 @@ class RolloutGroup:
         """What happened since the last look, as metrics."""
         with self._changed:
             tally, self.tally = self.tally, Tally()
-        return {f"cluster/{name}": float(value) for name, value in dataclasses.asdict(tally).items()}
+        return {
+            f"cluster/{name}": float(value) for name, value in dataclasses.asdict(tally).items()
+        }
 
     @property
     def restarts(self) -> int:
@@ -218,10 +247,12 @@ class RolloutGroup:
         """Who does what, JSON-ready."""
         with self._changed:
             return {
-                "version": None if self._weights is None else self._weights[0], "waiting": len(self._waiting),
-                "ready": len(self._finished), "actors": [worker.describe() for worker in self._workers],
+                "version": None if self._weights is None else self._weights[0],
+                "waiting": len(self._waiting),
+                "ready": len(self._finished),
+                "actors": [worker.describe() for worker in self._workers],
                 "restarts": self._losses + ([] if self._servers is None else self._servers.losses),
-            }  # fmt: skip
+            }
 
     def close(self) -> None:
         """End the actors, and the processes of their simulators."""
@@ -229,13 +260,15 @@ class RolloutGroup:
             self._stopping = True
         self._thread.join(10 * _TURN)
         ready = [worker for worker in self._workers if worker.ready]
-        closing = [worker.handle.close.options(concurrency_group="orders").remote() for worker in ready]
+        closing = [
+            worker.handle.close.options(concurrency_group="orders").remote() for worker in ready
+        ]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=5.0)
         for worker in self._workers:
             self._ray.kill(worker.handle)
 
-    # --------------------------------------------------------------------------------------------------- looking after
+    # -------------------------------------------------------------------------------- looking after
     def _look_after(self) -> None:
         while not self._stopping:
             try:
@@ -244,7 +277,10 @@ class RolloutGroup:
             except UserError as error:
                 failed = error
             except Exception as error:  # whatever it is, the driver must not wait for ever
-                failed = UserError(f"the rollout actors cannot be reached any more ({type(error).__name__}: {error})")
+                failed = UserError(
+                    "the rollout actors cannot be reached any more "
+                    f"({type(error).__name__}: {error})"
+                )
             else:
                 continue
             with self._changed:
@@ -258,7 +294,9 @@ class RolloutGroup:
             waiting = {worker.waited: worker for worker in self._workers}
         self._ray.wait(list(waiting), num_returns=1, timeout=_TURN, fetch_local=False)
         # whoever has an answer is alive, however long this process stood still itself
-        ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0, fetch_local=False)
+        ready, _ = self._ray.wait(
+            list(waiting), num_returns=len(waiting), timeout=0, fetch_local=False
+        )
         for reference in ready:
             self._hear(waiting[reference])
         for worker in waiting.values():
@@ -271,7 +309,9 @@ class RolloutGroup:
                 if why := _overdue(worker, self._config, now):
                     why += self._seats.because()
                     if self._servers is not None:  # whichever of the two hangs
-                        self._servers.replace(worker.number, f"an actor that it acts for {why}", self._workers)
+                        self._servers.replace(
+                            worker.number, f"an actor that it acts for {why}", self._workers
+                        )
                     self._replace(worker, why)
 
     def _hear(self, worker: _Worker) -> None:
@@ -279,7 +319,10 @@ class RolloutGroup:
             said = self._ray.get(worker.waited)
         except Exception as error:
             cause = _cause(self._ray, error)
-            if isinstance(cause, (self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError)):
+            if isinstance(
+                cause,
+                (self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError),
+            ):
                 raise store_full(cause) from None
             with self._changed:
                 self._replace(worker, f"{type(error).__name__}: {first_line(error)}")
@@ -294,8 +337,13 @@ class RolloutGroup:
             self._changed.notify_all()
 
     def _hear_sent(self, worker: _Worker) -> None:
-        """Whether it took the weights: one that did not would go on with older ones. Raises its `UserError`."""
-        if worker.sent is None or worker not in self._workers or not self._ray.wait([worker.sent], timeout=0)[0]:
+        """Whether it took the weights: one that did not would go on with older ones. Raises its
+        `UserError`."""
+        if (
+            worker.sent is None
+            or worker not in self._workers
+            or not self._ray.wait([worker.sent], timeout=0)[0]
+        ):
             return
         reference, worker.sent = worker.sent, None
         try:
@@ -303,7 +351,10 @@ class RolloutGroup:
         except Exception as error:
             cause = _cause(self._ray, error)
             with self._changed:
-                self._replace(worker, f"it could not take the weights: {type(cause).__name__}: {first_line(error)}")
+                self._replace(
+                    worker,
+                    f"it could not take the weights: {type(cause).__name__}: {first_line(error)}",
+                )
 
     def _welcome(self, worker: _Worker) -> None:
         """It is ready. Raises `UserError` where it is made of other code than this process."""
@@ -325,8 +376,16 @@ class RolloutGroup:
         if taken.failure is not None:
             kind, text, mendable = taken.failure
             if mendable:
-                kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, UserError)}
-                raise kinds[kind](text) if kind in kinds and kind != "MissingPackage" else UserError(text)
+                kinds = {
+                    k.__name__: k
+                    for k in vars(errors).values()
+                    if isinstance(k, type) and issubclass(k, UserError)
+                }
+                raise (
+                    kinds[kind](text)
+                    if kind in kinds and kind != "MissingPackage"
+                    else UserError(text)
+                )
             self._replace(worker, text)
 
     def _ask(self, worker: _Worker) -> None:
@@ -335,8 +394,8 @@ class RolloutGroup:
             worker.waited, worker.payload = take.remote(_POLL)
 
     def _assign(self) -> None:
-        """Give each actor what it has room for; the driver's lock is held. Where they stream, none takes what others could
-        begin at once."""
+        """Give each actor what it has room for; the driver's lock is held. Where they stream, none
+        takes what others could begin at once."""
         limit = self.limit
         if self._job.streams:
             total = len(self._waiting) + sum(len(worker.open) for worker in self._workers)
@@ -358,19 +417,22 @@ class RolloutGroup:
             return
         _, reference, checksum, size = self._weights
         self.tally.bytes_out += size
-        worker.sent = worker.handle.weights.options(concurrency_group="orders").remote(reference, checksum)
+        worker.sent = worker.handle.weights.options(concurrency_group="orders").remote(
+            reference, checksum
+        )
 
-    # ------------------------------------------------------------------------------------------------- start, replace
+    # ------------------------------------------------------------------------------- start, replace
     def _replace(self, worker: _Worker, why: str) -> None:
-        """Start another actor in the place of one that is lost. Raises `UserError` after too many in a row there."""
+        """Start another actor in the place of one that is lost. Raises `UserError` after too
+        many in a row there."""
         worker.failures += 1
         self.tally.restarts += 1
         pid = self._seats.pid("rollout", worker.number)
         if worker.failures >= self._config.max_failures:
             raise _given_up(self._ray, worker, pid, why)
         self._losses.append(
-            f"rollout actor {worker.number} (process {pid}) is lost ({first_line(UserError(why))}) and replaced; its "
-            f"{len(worker.open)} open episodes run again"
+            f"rollout actor {worker.number} (process {pid}) is lost ({first_line(UserError(why))}) "
+            f"and replaced; its {len(worker.open)} open episodes run again"
         )
         self._say(self._losses[-1])
         self._ray.kill(worker.handle)
@@ -391,8 +453,10 @@ def _overdue(worker: _Worker, config: RayConfig, now: float) -> str:
         limit = max(limit, 60.0)  # nothing to do, so only its answers are missed
     if now - worker.alive <= limit:
         return ""
-    return f"did nothing for {limit:g} s (cluster.hang_timeout)" if worker.ready else (
-        f"was not ready for {limit:g} s (cluster.start_timeout)"
+    return (
+        f"did nothing for {limit:g} s (cluster.hang_timeout)"
+        if worker.ready
+        else (f"was not ready for {limit:g} s (cluster.start_timeout)")
     )
 
 
@@ -406,8 +470,9 @@ def _episodes(ray: Any, reference: Any) -> list[dict[str, Any]] | None:
 def _given_up(ray: Any, worker: _Worker, pid: int, why: str) -> UserError:
     tail = log_tail(ray, pid) if pid else ""
     return UserError(
-        f"rollout actor {worker.number} failed {worker.failures} times in a row (cluster.max_failures={worker.failures}), "
-        f"without an episode in between. The last time: {why}" + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
+        f"rollout actor {worker.number} failed {worker.failures} times in a row "
+        f"(cluster.max_failures={worker.failures}), without an episode in between. The last time: "
+        f"{why}" + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
     )
 
 
@@ -423,8 +488,9 @@ def _started(seats: Seats, job: Job, number: int, servers: Servers | None = None
     """A new actor, which is told to open what it needs."""
     make = seats.ray.remote(
         **seats.options("rollout", number),
-        concurrency_groups={"orders": 1, "results": 1, "servers": 1},  # of another server it hears while it opens
-    )(RolloutActor)  # fmt: skip
+        # of another server it hears while it opens
+        concurrency_groups={"orders": 1, "results": 1, "servers": 1},
+    )(RolloutActor)
     handle = make.remote(job, None if servers is None else servers.of(number))
     seats.sits("rollout", number, handle.hello.options(concurrency_group="orders").remote())
     return _Worker(number, handle, handle.open.options(concurrency_group="orders").remote())
@@ -440,7 +506,7 @@ def _stored(ray: Any, data: Any) -> Any:
 
 def store_full(error: BaseException) -> UserError:
     return UserError(
-        f"Ray's object store is full, and so is the disk that it spills to ({first_line(error)}): make room under "
-        f"RAY_TMPDIR (/tmp), raise cluster.object_store_mib, or have fewer episodes under way (rl.episodes_per_iteration, "
-        f"cluster.max_staleness)"
+        f"Ray's object store is full, and so is the disk that it spills to ({first_line(error)}): "
+        "make room under RAY_TMPDIR (/tmp), raise cluster.object_store_mib, or have fewer episodes "
+        "under way (rl.episodes_per_iteration, cluster.max_staleness)"
     )

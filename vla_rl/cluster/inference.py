@@ -1,9 +1,11 @@
-"""``cluster.inference``: the policy in actors of its own, servers, each of which acts for several rollout actors at once.
+"""``cluster.inference``: the policy in actors of its own, servers, each of which acts for several
+rollout actors at once.
 
-A rollout actor then has a `RemotePolicy` where else its policy is, so that it needs no weights and no GPU. A server takes
-all requests that wait when it is free as one batch. What a decision is depends on its observation, seed and weights alone,
-so one that is asked for again, as its server was lost, is the same. With one rollout actor for each server, and
-``rollout.serve_fraction`` 1, batches are those of a local run, and decisions too, bit for bit.
+A rollout actor then has a `RemotePolicy` where else its policy is, so that it needs no weights and
+no GPU. A server takes all requests that wait when it is free as one batch. What a decision is
+depends on its observation, seed and weights alone, so one that is asked for again, as its server
+was lost, is the same. With one rollout actor for each server, and ``rollout.serve_fraction`` 1,
+batches are those of a local run, and decisions too, bit for bit.
 """
 
 from __future__ import annotations
@@ -64,12 +66,15 @@ class InferenceActor:
         return workplace.hello()
 
     def open(self) -> dict[str, Any]:
-        """Open the policy, unless it is, and say what an engine must know of it. Raises `UserError` for what the run's user
-        can mend."""
+        """Open the policy, unless it is, and say what an engine must know of it. Raises `UserError`
+        for what the run's user can mend."""
         with self._opening:
             if not self._shape:
                 self._policy = self._opened()
-                self._shape = {"embodiment": self._policy.embodiment.to_dict(), "chunk_length": self._policy.chunk_length}
+                self._shape = {
+                    "embodiment": self._policy.embodiment.to_dict(),
+                    "chunk_length": self._policy.chunk_length,
+                }
                 threading.Thread(target=self._work, name="acting", daemon=True).start()
             return self._shape
 
@@ -77,8 +82,8 @@ class InferenceActor:
         policy = trained_policy(self._job.place.enter(self._job.embodiment))
         if isinstance(policy, RememberingPolicy):
             raise ConfigError(
-                f"cluster.inference: {type(policy).__name__} remembers earlier decisions of an episode, which stay where "
-                f"the episode is: use cluster.inference=0"
+                f"cluster.inference: {type(policy).__name__} remembers earlier decisions of an "
+                "episode, which stay where the episode is: use cluster.inference=0"
             )
         if self._job.prepared and isinstance(policy, PreparedPolicy):
             policy.prepare_for_rl()
@@ -89,7 +94,8 @@ class InferenceActor:
         threading.Event().wait()
 
     def weights(self, data: np.ndarray, checksum: int) -> float:
-        """Act with these from the next batch on; returns the seconds in which it acted since it started."""
+        """Act with these from the next batch on; returns the seconds in which it acted since it
+        started."""
         pending = unpacked_weights(data, checksum)
         with self._changed:
             self._weights = pending
@@ -97,10 +103,13 @@ class InferenceActor:
             return self._busy
 
     def act(self, data: np.ndarray) -> np.ndarray:
-        """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version that acted."""
+        """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version
+        that acted."""
         self.open()  # (whoever asks first: Ray orders no calls of different callers)
         asked = unpacked(data)
-        request = _Request(observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"])
+        request = _Request(
+            observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"]
+        )
         with self._changed:
             self._asked.append(request)
             self._changed.notify_all()
@@ -109,7 +118,9 @@ class InferenceActor:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked and (self._weights or self._version is not None))
+                self._changed.wait_for(
+                    lambda: self._asked and (self._weights or self._version is not None)
+                )
                 kind = self._asked[0].deterministic
                 batch = [request for request in self._asked if request.deterministic == kind]
                 self._asked = [request for request in self._asked if request.deterministic != kind]
@@ -130,17 +141,31 @@ class InferenceActor:
     def _answers(self, batch: Sequence[_Request], deterministic: bool) -> list[dict[str, Any]]:
         seeds = [seed for request in batch for seed in request.seeds]
         with torch.inference_mode():
-            out = self._policy.act(Observation.cat([r.observation for r in batch]), deterministic=deterministic, seeds=seeds)
+            out = self._policy.act(
+                Observation.cat([r.observation for r in batch]),
+                deterministic=deterministic,
+                seeds=seeds,
+            )
         rows = {
-            "actions": out.chunk.actions, "valid": out.chunk.valid, "behavior_log_prob": out.behavior_log_prob,
-            **({} if out.value is None else {"value": out.value}), **{f"replay/{k}": x for k, x in out.replay.items()},
-        }  # fmt: skip
-        parts = {name: x.cpu().split([len(request.seeds) for request in batch]) for name, x in rows.items()}
-        return [{"version": self._version, "rows": {k: x[i] for k, x in parts.items()}} for i in range(len(batch))]
+            "actions": out.chunk.actions,
+            "valid": out.chunk.valid,
+            "behavior_log_prob": out.behavior_log_prob,
+            **({} if out.value is None else {"value": out.value}),
+            **{f"replay/{k}": x for k, x in out.replay.items()},
+        }
+        parts = {
+            name: x.cpu().split([len(request.seeds) for request in batch])
+            for name, x in rows.items()
+        }
+        return [
+            {"version": self._version, "rows": {k: x[i] for k, x in parts.items()}}
+            for i in range(len(batch))
+        ]
 
 
 class RemotePolicy:
-    """A `Policy` that asks ``server``, and tells ``acted`` which version has answered, before the answer is used."""
+    """A `Policy` that asks ``server``, and tells ``acted`` which version has answered, before
+    the answer is used."""
 
     def __init__(self, ray: Any, server: Any, acted: Any, patience: float) -> None:
         self._ray, self._server, self._acted, self._patience = ray, server, acted, patience
@@ -160,18 +185,30 @@ class RemotePolicy:
             self._changed.notify_all()
 
     def act(
-        self, observation: Observation, *, deterministic: bool = False, seeds: Sequence[int] | None = None
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
-        data = packed({
-            "observation": observation_state(observation), "deterministic": deterministic, "seeds": list(seeds or ()),
-        })  # fmt: skip
-        found = unpacked(self._asked(lambda server: server.act.options(concurrency_group="acts").remote(data)))
+        data = packed(
+            {
+                "observation": observation_state(observation),
+                "deterministic": deterministic,
+                "seeds": list(seeds or ()),
+            }
+        )
+        found = unpacked(
+            self._asked(lambda server: server.act.options(concurrency_group="acts").remote(data))
+        )
         rows = found["rows"]
         self._acted(found["version"])
         return PolicyOutput(
             chunk=ActionChunk(rows["actions"], rows["valid"]),
             behavior_log_prob=rows["behavior_log_prob"],
-            replay={name.partition("/")[2]: x for name, x in rows.items() if name.startswith("replay/")},
+            replay={
+                name.partition("/")[2]: x for name, x in rows.items() if name.startswith("replay/")
+            },
             value=rows.get("value"),
         )
 
@@ -187,7 +224,9 @@ class RemotePolicy:
     def _await_other(self, lost: Any, error: Exception) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._server is not lost, self._patience):
-                raise TimeoutError(f"no other server came within {self._patience:g} s: {error}") from error
+                raise TimeoutError(
+                    f"no other server came within {self._patience:g} s: {error}"
+                ) from error
 
 
 @dataclass
@@ -199,10 +238,17 @@ class _Server:
 
 
 class Servers:
-    """The inference actors of ``seats`` as the driver sees them. Number i acts for the rollout actors i, i + inference, …"""
+    """The inference actors of ``seats`` as the driver sees them. Number i acts for the rollout
+    actors i, i + inference, …"""
 
     def __init__(self, seats: Seats, job: ServerJob, say: Any) -> None:
-        self._ray, self._config, self._seats, self._job, self._say = seats.ray, seats.config, seats, job, say
+        self._ray, self._config, self._seats, self._job, self._say = (
+            seats.ray,
+            seats.config,
+            seats,
+            job,
+            say,
+        )
         self._weights: tuple[Any, int] | None = None
         self.losses: list[str] = []
         self._servers = [self._started(place) for place in range(seats.config.inference)]
@@ -212,11 +258,16 @@ class Servers:
         return self._servers[number % len(self._servers)].handle
 
     def publish(self, reference: Any, checksum: int) -> float:
-        """Have all act with these weights; they do when it returns, but for those that are lost. Returns the seconds in
-        which they acted since the last time, their mean."""
+        """Have all act with these weights; they do when it returns, but for those that are lost.
+        Returns the seconds in which they acted since the last time, their mean."""
         self._weights = reference, checksum
-        sent = {s.handle.weights.options(concurrency_group="orders").remote(reference, checksum): s for s in self._servers}
-        done, _ = self._ray.wait(list(sent), num_returns=len(sent), timeout=self._config.start_timeout)
+        sent = {
+            s.handle.weights.options(concurrency_group="orders").remote(reference, checksum): s
+            for s in self._servers
+        }
+        done, _ = self._ray.wait(
+            list(sent), num_returns=len(sent), timeout=self._config.start_timeout
+        )
         acted = 0.0
         for answer in done:
             server = sent[answer]
@@ -228,16 +279,20 @@ class Servers:
         return acted / len(self._servers)
 
     def look(self, clients: Sequence[Any]) -> int:
-        """Replace those that are lost; returns how many. Raises `UserError` after too many losses in a row in one place."""
-        lost, _ = self._ray.wait([s.watched for s in self._servers], num_returns=len(self._servers), timeout=0)
+        """Replace those that are lost; returns how many. Raises `UserError` after too many
+        losses in a row in one place."""
+        lost, _ = self._ray.wait(
+            [s.watched for s in self._servers], num_returns=len(self._servers), timeout=0
+        )
         places = [i for i, server in enumerate(self._servers) if server.watched in lost]
         for i in places:
             self.replace(i, "its process ended", clients)
         return len(places)
 
     def replace(self, number: int, why: str, clients: Sequence[Any]) -> None:
-        """Another server in the place of the one that acts for rollout actor ``number``, as it is lost or hangs; of the
-        ``clients`` (with ``number`` and ``handle``) those that it acts for are told."""
+        """Another server in the place of the one that acts for rollout actor ``number``, as it is
+        lost or hangs; of the ``clients`` (with ``number`` and ``handle``) those that it acts for
+        are told."""
         place = number % len(self._servers)
         old = self._servers[place]
         failures = old.failures + 1
@@ -246,7 +301,9 @@ class Servers:
                 f"inference actor {place} failed {failures} times in a row (cluster.max_failures="
                 f"{self._config.max_failures}): {why}"
             )
-        self.losses.append(f"inference actor {place} is lost ({first_line(UserError(why))}) and replaced")
+        self.losses.append(
+            f"inference actor {place} is lost ({first_line(UserError(why))}) and replaced"
+        )
         self._say(self.losses[-1])
         self._ray.kill(old.handle)
         new = self._servers[place] = self._started(place)
@@ -266,8 +323,10 @@ class Servers:
         make = self._ray.remote(
             **self._seats.options("inference", place),
             concurrency_groups={"orders": 1, "watch": 1, "acts": clients + 1},
-        )(InferenceActor)  # fmt: skip
+        )(InferenceActor)
         handle = make.remote(self._job)
-        self._seats.sits("inference", place, handle.hello.options(concurrency_group="orders").remote())
+        self._seats.sits(
+            "inference", place, handle.hello.options(concurrency_group="orders").remote()
+        )
         handle.open.remote()  # (whom it serves asks again, and hears what is wrong)
         return _Server(handle, handle.watch.options(concurrency_group="watch").remote())

@@ -1,8 +1,10 @@
-"""``cluster.learners``: a `Learner` whose updates several ranks make together, each an actor of Ray.
+"""``cluster.learners``: a `Learner` whose updates several ranks make together, each an actor of
+Ray.
 
-The driver keeps the policy that checkpoints and rollouts see, and takes the weights after each update. A rank that dies
-takes its group with it, as the others wait for it: all are started again, with the driver's weights and the algorithm's
-state of the last checkpoint, and the batch under way is learned from again.
+The driver keeps the policy that checkpoints and rollouts see, and takes the weights after each
+update. A rank that dies takes its group with it, as the others wait for it: all are started again,
+with the driver's weights and the algorithm's state of the last checkpoint, and the batch under way
+is learned from again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _BEAT_S = 2.0
 
 
 class GroupLearner:
-    """A `Learner`: the ranks of ``seats``. ``policy`` is the driver's own, which learning changes."""
+    """A `Learner`: the ranks of ``seats``. ``policy`` is the driver's own, which learning
+    changes."""
 
     def __init__(self, seats: Seats, run: Run, policy: Any) -> None:
         self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
@@ -47,11 +50,12 @@ class GroupLearner:
         self._failures = self.restarts = 0
         self._nodes = alive_nodes(self._ray)
         c = seats.config
-        own = c.placement == "colocated" or seats.options("learner", 0)["num_gpus"] >= 1  # (a part, that no other rank has)
+        # (a part, that no other rank has)
+        own = c.placement == "colocated" or seats.options("learner", 0)["num_gpus"] >= 1
         if c.learners > 1 and not own and run.device.type == "cuda":
             raise ConfigError(
-                f"cluster.learners={c.learners} with cluster.learner_gpus={c.learner_gpus:g}: ranks need a GPU each. Set "
-                f"cluster.learner_gpus=1, or device=cpu"
+                f"cluster.learners={c.learners} with cluster.learner_gpus={c.learner_gpus:g}: "
+                "ranks need a GPU each. Set cluster.learner_gpus=1, or device=cpu"
             )
         try:
             self._begin()
@@ -63,9 +67,12 @@ class GroupLearner:
         """Process ids of the ranks."""
         return [hello["pid"] for hello in self._hello]
 
-    # ------------------------------------------------------------------------------------------------------- a Learner
+    # ------------------------------------------------------------------------------------ a Learner
     def learn(
-        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+        self,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[Tensor],
+        named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
         if not trajectories:
             return {}
@@ -74,8 +81,8 @@ class GroupLearner:
         restarts = self.restarts
         while True:
             try:
-                # (an update may take long; inside, ranks wait no more than hang_timeout for each other, and each has to give
-                # signs of life)
+                # (an update may take long; inside, ranks wait no more than hang_timeout for each
+                # other, and each has to give signs of life)
                 metrics, weights = self._all("update", self._put(batch), limit=math.inf)[0]
                 break
             except _RankLost as lost:
@@ -113,19 +120,25 @@ class GroupLearner:
             self._ray.kill(actor)
         self._actors, self._hello = [], []
 
-    # ---------------------------------------------------------------------------------------------------------- ranks
+    # ---------------------------------------------------------------------------------------- ranks
     def _begin(self) -> None:
         """Start all ranks, and have them build what they learn with."""
         c = self._run.config
         size = c.cluster.learners
         job = LearnerJob(
-            Workplace.of(c, size), self._run.env.embodiment.to_dict(), tuple(self._run.env.tasks),
-            self._run.env.privileged_dim, 0, size, c.cluster.learner_mode, c.cluster.hang_timeout,
-        )  # fmt: skip
+            Workplace.of(c, size),
+            self._run.env.embodiment.to_dict(),
+            tuple(self._run.env.tasks),
+            self._run.env.privileged_dim,
+            0,
+            size,
+            c.cluster.learner_mode,
+            c.cluster.hang_timeout,
+        )
         self._actors = [
-            self._ray.remote(**self._seats.options("learner", i), concurrency_groups={"alive": 1})(LearnerActor).remote(
-                dataclasses.replace(job, index=i)
-            )
+            self._ray.remote(**self._seats.options("learner", i), concurrency_groups={"alive": 1})(
+                LearnerActor
+            ).remote(dataclasses.replace(job, index=i))
             for i in range(size)
         ]
         self._hello = self._all("hello", limit=c.cluster.start_timeout)
@@ -136,27 +149,35 @@ class GroupLearner:
         self._all("open", self._hello[0]["address"], limit=c.cluster.start_timeout)
 
     def _load(self) -> None:
-        self._all("load", self._put(packed({"weights": learned_weights(self._policy), "state": self._state})))
+        self._all(
+            "load",
+            self._put(packed({"weights": learned_weights(self._policy), "state": self._state})),
+        )
 
     def _restart(self, lost: _RankLost) -> None:
         """All ranks anew. Raises `UserError` after too many failures in a row."""
         while True:
             before, self._nodes = self._nodes, alive_nodes(self._ray)
-            # A lost node takes a rank along, and then the one that Ray put there before it knew: that is one failure.
+            # A lost node takes a rank along, and then the one that Ray put there before it knew:
+            # that is one failure.
             counted = self._failures > 0 and not before <= self._nodes
             self._failures += 0 if counted else 1
             self.restarts += 1
             most = self._run.config.cluster.max_failures
             if self._failures >= most:
-                tail = log_tail(self._ray, self._hello[lost.index]["pid"]) if lost.index < len(self._hello) else ""
+                tail = (
+                    log_tail(self._ray, self._hello[lost.index]["pid"])
+                    if lost.index < len(self._hello)
+                    else ""
+                )
                 raise UserError(
-                    f"learner ranks failed {self._failures} times in a row (cluster.max_failures={most}). The last one: "
-                    f"{lost}"
+                    f"learner ranks failed {self._failures} times in a row "
+                    f"(cluster.max_failures={most}). The last one: {lost}"
                     + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
                 )
             self._run.progress.say(
-                f"learner rank {lost.index} is lost ({first_line(lost)}); all {len(self._actors)} start again, with the "
-                f"weights of now and the optimisers of the last checkpoint"
+                f"learner rank {lost.index} is lost ({first_line(lost)}); all {len(self._actors)} "
+                "start again, with the weights of now and the optimisers of the last checkpoint"
             )
             self.close()
             try:
@@ -169,16 +190,24 @@ class GroupLearner:
     def _put(self, data: Any) -> Any:
         try:
             return self._ray.put(data)
-        except (self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError) as error:
+        except (
+            self._ray.exceptions.ObjectStoreFullError,
+            self._ray.exceptions.OutOfDiskError,
+        ) as error:
             raise store_full(error) from error
 
     def _all(self, method: str, *given: Any, limit: float = 0.0) -> list[Any]:
-        """What every rank answers. Raises `_RankLost` for one that died or hangs, and what a rank raised."""
+        """What every rank answers. Raises `_RankLost` for one that died or hangs, and what a
+        rank raised."""
         limit = limit or self._run.config.cluster.hang_timeout
         calls = [getattr(actor, method).remote(*given) for actor in self._actors]
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + limit
-        pulse = _Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout) if math.isinf(limit) else None
+        pulse = (
+            _Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout)
+            if math.isinf(limit)
+            else None
+        )
         while len(answers) < len(calls):
             open_calls = {call: i for i, call in enumerate(calls) if i not in answers}
             left = _BEAT_S if pulse else max(0.0, deadline - time.monotonic())
@@ -186,7 +215,11 @@ class GroupLearner:
             if not ready and pulse:
                 if (silent := pulse.silent(open_calls.values())) is not None:
                     limit = self._run.config.cluster.hang_timeout
-                    raise _RankLost(silent, f"it gave no sign of life for {limit:g} s (cluster.hang_timeout) in {method}")
+                    raise _RankLost(
+                        silent,
+                        f"it gave no sign of life for {limit:g} s "
+                        f"(cluster.hang_timeout) in {method}",
+                    )
                 continue
             if not ready:
                 why = f"{method} did not end within {limit:g} s{self._seats.because()}"
@@ -198,7 +231,9 @@ class GroupLearner:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
                 dead = self._dead()  # a rank that waited for one that died says so first
-                raise _RankLost(index if dead is None else dead, f"{type(error.cause).__name__}: {error.cause}") from None
+                raise _RankLost(
+                    index if dead is None else dead, f"{type(error.cause).__name__}: {error.cause}"
+                ) from None
             except self._ray.exceptions.RayError as error:
                 raise _RankLost(index, f"{type(error).__name__}: {first_line(error)}") from None
         return [answers[i] for i in range(len(calls))]
@@ -212,7 +247,8 @@ class GroupLearner:
 
 
 class _Pulse:
-    """Signs of life of ranks that are at work: each is asked for the next one as it gave the last."""
+    """Signs of life of ranks that are at work: each is asked for the next one as it gave the
+    last."""
 
     def __init__(self, ray: Any, actors: Sequence[Any], limit: float) -> None:
         self._ray, self._actors, self._limit = ray, actors, limit
@@ -224,8 +260,8 @@ class _Pulse:
         return actor.beat.options(concurrency_group="alive").remote()
 
     def silent(self, ranks: Iterable[int]) -> int | None:
-        """The first of ``ranks`` that has been silent for too long. Whoever has answered is alive, however long this process
-        stood still itself."""
+        """The first of ``ranks`` that has been silent for too long. Whoever has answered is alive,
+        however long this process stood still itself."""
         found = None
         for i in ranks:
             if self._ray.wait([self._asked[i]], timeout=0)[0]:

@@ -1,4 +1,5 @@
-"""One rank of a learner group, inside an actor of Ray: the algorithm of a local run, on its share of every minibatch."""
+"""One rank of a learner group, inside an actor of Ray: the algorithm of a local run, on its
+share of every minibatch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from vla_rl.types import TaskSpec
 
 @dataclass(frozen=True)
 class LearnerJob:
-    """What a rank is to do. ``timeout`` seconds the ranks wait for each other, ``mode`` is that of `ranks.shard`."""
+    """What a rank is to do. ``timeout`` seconds the ranks wait for each other, ``mode`` is that
+    of `ranks.shard`."""
 
     place: workplace.Workplace
     embodiment: dict[str, Any]
@@ -43,8 +45,8 @@ class LearnerActor:
         self._job = job
 
     def beat(self) -> None:
-        """A sign of life, from a thread of its own: it comes while an update goes on, and not from a process that stands
-        still."""
+        """A sign of life, from a thread of its own: it comes while an update goes on, and not from
+        a process that stands still."""
 
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what; the main rank's address is where the others meet it."""
@@ -57,12 +59,17 @@ class LearnerActor:
         return workplace.hello() | {"address": f"tcp://{host}:{port}"}
 
     def open(self, address: str) -> None:
-        """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what the user can mend."""
+        """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what
+        the user can mend."""
         job = self._job
         run = job.place.enter(job.embodiment, job.tasks, job.privileged_dim)
         backend = "nccl" if run.device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, init_method=address, rank=job.index, world_size=job.size, timeout=timedelta(seconds=job.timeout)
+            backend,
+            init_method=address,
+            rank=job.index,
+            world_size=job.size,
+            timeout=timedelta(seconds=job.timeout),
         )
         self._ranks = Ranks.present()
         torch.manual_seed(run.config.seed)
@@ -70,13 +77,14 @@ class LearnerActor:
         learner = learner_of(run, self._policy)
         if not isinstance(learner, BatchLearner):
             raise ConfigError(
-                f"cluster.learners={job.size}: algorithm.type={run.config.algorithm_type} learns from a replay, which one "
-                f"process has: use cluster.learners=0"
+                f"cluster.learners={job.size}: algorithm.type={run.config.algorithm_type} learns "
+                "from a replay, which one process has: use cluster.learners=0"
             )
         self._learner = learner
 
     def update(self, data: np.ndarray) -> tuple[dict[str, float], np.ndarray | None]:
-        """Learn from a batch that all ranks get; the main one returns the metrics and the weights that training changes."""
+        """Learn from a batch that all ranks get; the main one returns the metrics and the
+        weights that training changes."""
         batch = unpacked(data)
         trajectories = [trajectory_from_state(state) for state in batch["episodes"]]
         metrics = self._learner.learn(trajectories, batch["rewards"], batch["named"])

@@ -1,8 +1,9 @@
-"""What a cluster would do, by a discrete-event model of the pipeline that `collector.py` and `group.py` are.
+"""What a cluster would do, by a discrete-event model of the pipeline that `collector.py` and
+`group.py` are.
 
-Rollout actors with slots, cores and a policy each; a learner; the gate of `vla_rl.learning.lookahead`. Simulations, policy
-calls, updates, publications and what the driver does with each episode take the times that were measured (`times.py`);
-everything else takes none.
+Rollout actors with slots, cores and a policy each; a learner; the gate of
+`vla_rl.learning.lookahead`. Simulations, policy calls, updates, publications and what the driver
+does with each episode take the times that were measured (`times.py`); everything else takes none.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _WARM_UP = 0.25  # share of the iterations that does not count
 
 @dataclass(frozen=True)
 class Times:
-    """Service times in seconds, measured. ``chunk`` of one decision in the simulator, samples; ``pace``: by what factor it
-    is longer in each of the episodes that ``decisions`` are of (none: 1; some are slow from begin to end); ``reset`` of an
-    episode's start; ``decisions`` of episodes, samples (counts, or means); a policy call takes ``act_fixed`` + rows ·
-    ``act_row``; ``update`` per episode that is learned from, on one device; ``publish`` of a version; ``take`` of the driver
-    per episode (unpacking, rewards), one after the other and not during an update; ``pause`` of the driver per iteration
-    (checkpoint)."""
+    """Service times in seconds, measured. ``chunk`` of one decision in the simulator, samples;
+    ``pace``: by what factor it is longer in each of the episodes that ``decisions`` are of (none:
+    1; some are slow from begin to end); ``reset`` of an episode's start; ``decisions`` of episodes,
+    samples (counts, or means); a policy call takes ``act_fixed`` + rows · ``act_row``; ``update``
+    per episode that is learned from, on one device; ``publish`` of a version; ``take`` of the
+    driver per episode (unpacking, rewards), one after the other and not during an update; ``pause``
+    of the driver per iteration (checkpoint)."""
 
     chunk: tuple[float, ...]
     decisions: tuple[float, ...]
@@ -46,9 +48,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Setup:
-    """Of what the cluster is made. ``cores`` and ``slots`` are those of an actor; ``inline``: its simulator runs where the
-    policy does (``slots.workers=0``). ``batch`` episodes an iteration. Each doubling of the learners' devices keeps
-    ``efficiency`` of the speed that it should bring."""
+    """Of what the cluster is made. ``cores`` and ``slots`` are those of an actor; ``inline``: its
+    simulator runs where the policy does (``slots.workers=0``). ``batch`` episodes an iteration.
+    Each doubling of the learners' devices keeps ``efficiency`` of the speed that it should
+    bring."""
 
     rollouts: int
     slots: int
@@ -67,8 +70,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the iterations that count: seconds of one, episodes a second, shares of time that each role works, ages in
-    versions of the decisions as they are learned from."""
+    """Of the iterations that count: seconds of one, episodes a second, shares of time that each
+    role works, ages in versions of the decisions as they are learned from."""
 
     seconds: float
     episodes_per_second: float
@@ -96,7 +99,8 @@ class _Actor:
     queue: deque[_Episode] = field(default_factory=deque)
     running: int = 0  # episodes in slots
     waiting: list[_Episode] = field(default_factory=list)  # for the policy
-    jobs: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)  # for a core: seconds, and what follows
+    # for a core: seconds, and what follows
+    jobs: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
     simulating: int = 0
     calling: bool = False
 
@@ -140,7 +144,7 @@ class _World:
     def _after(self, seconds: float, then: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), then))
 
-    # ------------------------------------------------------------------------------------------------------ the driver
+    # ----------------------------------------------------------------------------------- the driver
     def _issue(self) -> None:
         while self.issued <= min(self.version + self.setup.ahead, self.iterations - 1):
             if self.issued == self.first:
@@ -153,8 +157,8 @@ class _World:
         self._assign()
 
     def _draw(self) -> tuple[float, float]:
-        """Decisions and pace of an episode: each that was measured once, then each once more. (Of a slow one that is seldom,
-        none or three by chance would be far off.)"""
+        """Decisions and pace of an episode: each that was measured once, then each once more. (Of a
+        slow one that is seldom, none or three by chance would be far off.)"""
         if not self._drawn:
             self._drawn = list(zip(self.times.decisions, self.times.pace or itertools.repeat(1.0)))
             self.random.shuffle(self._drawn)
@@ -206,7 +210,7 @@ class _World:
         self._learn()
         self._take()
 
-    # ------------------------------------------------------------------------------------------------------- an actor
+    # ------------------------------------------------------------------------------------- an actor
     def _fill(self, actor: _Actor) -> None:
         while actor.queue and actor.idle_slots:
             actor.idle_slots -= 1
@@ -220,7 +224,8 @@ class _World:
         self._work(actor)
 
     def _work(self, actor: _Actor) -> None:
-        """Put jobs on free cores; where the simulator shares the policy's process, not during a call."""
+        """Put jobs on free cores; where the simulator shares the policy's process, not during a
+        call."""
         while actor.jobs and actor.free_cores and not (self.setup.inline and actor.calling):
             seconds, then = actor.jobs.popleft()
             actor.free_cores -= 1
@@ -239,7 +244,10 @@ class _World:
 
     def _serve(self, actor: _Actor) -> None:
         """Call the policy once enough slots wait, as `RolloutEngine` does."""
-        enough = len(actor.waiting) >= max(1.0, self.setup.serve_fraction * actor.running) or not actor.simulating
+        enough = (
+            len(actor.waiting) >= max(1.0, self.setup.serve_fraction * actor.running)
+            or not actor.simulating
+        )
         if actor.calling or not actor.waiting or not enough:
             return
         rows, actor.waiting = actor.waiting, []
@@ -271,16 +279,24 @@ class _World:
 
 
 def simulate(times: Times, setup: Setup, *, iterations: int = 0, seed: int = 0) -> Outcome:
-    """Play ``iterations`` out (0: some). Of more than a few actors a part is played, with its share of episodes and
-    learner."""
+    """Play ``iterations`` out (0: some). Of more than a few actors a part is played, with its share
+    of episodes and learner."""
     share = max(1.0, setup.rollouts / _MOST_ACTORS)
-    part = replace(setup, rollouts=round(setup.rollouts / share), batch=max(1, round(setup.batch / share)))
+    part = replace(
+        setup, rollouts=round(setup.rollouts / share), batch=max(1, round(setup.batch / share))
+    )
     scale = setup.batch / part.batch
     iterations = iterations or _enough(times, part.batch)
-    world = _World(replace(times, update=times.update * scale, take=times.take * scale), part, iterations, seed)
+    world = _World(
+        replace(times, update=times.update * scale, take=times.take * scale), part, iterations, seed
+    )
     world.run()
     first = world.first
-    begun, base = (world.ends[first - 1], world.marks[first - 1]) if first else (0.0, dict.fromkeys(world.worked, 0.0))
+    begun, base = (
+        (world.ends[first - 1], world.marks[first - 1])
+        if first
+        else (0.0, dict.fromkeys(world.worked, 0.0))
+    )
     spent = max(world.ends[-1] - begun, 1e-12)
     count = len(world.ends) - first
     used = {name: (world.marks[-1][name] - base[name]) / spent for name in base}
@@ -298,7 +314,8 @@ def simulate(times: Times, setup: Setup, *, iterations: int = 0, seed: int = 0) 
 
 
 def _enough(times: Times, batch: int) -> int:
-    """Iterations in which, where episodes have paces of their own, each of these counts as often as the others."""
+    """Iterations in which, where episodes have paces of their own, each of these counts as often
+    as the others."""
     most = max(_FEWEST_ITERATIONS, _MOST_EPISODES // batch)
     if not times.pace:
         return min(_SOME_ITERATIONS, most)
@@ -307,10 +324,13 @@ def _enough(times: Times, batch: int) -> int:
     return min(math.ceil(counted / (1.0 - _WARM_UP)), most)
 
 
-def useful_share(devices: int, mtbf_hours: float, checkpoint: float, restart: float) -> tuple[float, float]:
-    """Share of time that is not lost to failures of one of ``devices`` (each with this mean time between failures), and the
-    seconds between checkpoints that loses least: √(2 · cost · MTBF) (Young 1974). A failure of a learner loses half an
-    interval and ``restart`` seconds; a ``checkpoint`` takes that many."""
+def useful_share(
+    devices: int, mtbf_hours: float, checkpoint: float, restart: float
+) -> tuple[float, float]:
+    """Share of time that is not lost to failures of one of ``devices`` (each with this mean time
+    between failures), and the seconds between checkpoints that loses least: √(2 · cost · MTBF)
+    (Young 1974). A failure of a learner loses half an interval and ``restart`` seconds; a
+    ``checkpoint`` takes that many."""
     if not mtbf_hours:
         return 1.0, 0.0
     mean = mtbf_hours * 3600.0 / devices
@@ -321,7 +341,9 @@ def useful_share(devices: int, mtbf_hours: float, checkpoint: float, restart: fl
 
 def best_split(times: Times, base: Setup, devices: int) -> tuple[Setup, Outcome]:
     """How many of ``devices`` act (an actor each, as ``base`` describes one) and how many learn."""
-    return fastest(times, [replace(base, learners=n, rollouts=devices - n) for n in splits(devices)])
+    return fastest(
+        times, [replace(base, learners=n, rollouts=devices - n) for n in splits(devices)]
+    )
 
 
 def splits(devices: int) -> list[int]:
@@ -330,8 +352,8 @@ def splits(devices: int) -> list[int]:
 
 
 def fastest(times: Times, setups: Sequence[Setup]) -> tuple[Setup, Outcome]:
-    """The one with most episodes a second, where learners become more: with few of them these are busy all the time, with
-    few actors those, and in between lies one peak."""
+    """The one with most episodes a second, where learners become more: with few of them these are
+    busy all the time, with few actors those, and in between lies one peak."""
 
     @functools.cache
     def tried(i: int) -> Outcome:

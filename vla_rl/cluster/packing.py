@@ -1,7 +1,9 @@
-"""States as one flat array of bytes, for a store that shares arrays without copying: no pickles, whatever the dtype.
+"""States as one flat array of bytes, for a store that shares arrays without copying: no pickles,
+whatever the dtype.
 
-A packed state is what `vla_rl.storage.save_state` would write into its two files, one behind the other: the length of the
-structure (8 bytes, little-endian), the structure as JSON, the tensors in the safetensors format.
+A packed state is what `vla_rl.storage.save_state` would write into its two files, one behind the
+other: the length of the structure (8 bytes, little-endian), the structure as JSON, the tensors in
+the safetensors format.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _LENGTH = 8
 
 
 def packed(state: Mapping[str, Any]) -> np.ndarray:
-    """Nested dicts (string keys) and lists of tensors, numbers, strings and None as bytes uint8 [n]."""
+    """Nested dicts (string keys) and lists of tensors, numbers, strings and None as bytes uint8
+    [n]."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -41,16 +44,22 @@ def unpacked(data: np.ndarray) -> dict[str, Any]:
     return join_state(structure, load(data[end:].tobytes()), Path("a packed state"))
 
 
-def packed_weights(version: int, weights: Mapping[str, Tensor], half: bool = False) -> tuple[np.ndarray, int]:
-    """Weights and their version, and the checksum of that; ``half``: float32 ones rounded to bfloat16. Raises
-    `TrainingDiverged` for numbers that are not finite, which no actor may ever act with."""
+def packed_weights(
+    version: int, weights: Mapping[str, Tensor], half: bool = False
+) -> tuple[np.ndarray, int]:
+    """Weights and their version, and the checksum of that; ``half``: float32 ones rounded to
+    bfloat16. Raises `TrainingDiverged` for numbers that are not finite, which no actor may ever act
+    with."""
     for name, x in weights.items():
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise TrainingDiverged(
-                f"the weights of version {version} are not finite (the first: {name}), so no rollout gets them. The last "
-                f"checkpoint is good: lower the learning rate"
+                f"the weights of version {version} are not finite (the first: {name}), so no "
+                "rollout gets them. The last checkpoint is good: lower the learning rate"
             )
-    sent = {name: x.bfloat16() if half and x.dtype == torch.float32 else x for name, x in weights.items()}
+    sent = {
+        name: x.bfloat16() if half and x.dtype == torch.float32 else x
+        for name, x in weights.items()
+    }
     data = packed({"version": version, "weights": sent})
     return data, zlib.crc32(data.data)
 
@@ -59,8 +68,9 @@ def unpacked_weights(data: np.ndarray, checksum: int) -> tuple[int, dict[str, Te
     """Inverse of `packed_weights`. Raises `UserError` where they changed on the way."""
     if (found := zlib.crc32(data.data)) != checksum:
         raise UserError(
-            f"the weights changed on their way to a rollout actor (checksum {found:08x}, sent {checksum:08x}): the memory "
-            f"or the network of its node is broken. Take that node out of the cluster"
+            f"the weights changed on their way to a rollout actor (checksum {found:08x}, sent "
+            f"{checksum:08x}): the memory or the network of its node is broken. Take that node out "
+            "of the cluster"
         )
     state = unpacked(data)
     return int(state["version"]), state["weights"]

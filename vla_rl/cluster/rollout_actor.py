@@ -1,7 +1,9 @@
-"""What runs inside an actor of Ray: the env, the rollout engine and the policy of a local run, none of them changed.
+"""What runs inside an actor of Ray: the env, the rollout engine and the policy of a local run, none
+of them changed.
 
-The actor itself is three threads: one that episodes run in, one that takes orders (`add`, `weights`) and one that hands out
-what is done (`take`, which waits). An order is a few words or a reference, a result is a packed array.
+The actor itself is three threads: one that episodes run in, one that takes orders (`add`,
+`weights`) and one that hands out what is done (`take`, which waits). An order is a few words or a
+reference, a result is a packed array.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from vla_rl.types import EpisodeSpec, Trajectory
 
 @dataclass(frozen=True)
 class Job:
-    """What an actor is to do. ``prepared``: the algorithm prepares its policy for RL. ``streams``: lists follow each other
-    without a pause, and weights change in the middle of episodes."""
+    """What an actor is to do. ``prepared``: the algorithm prepares its policy for RL. ``streams``:
+    lists follow each other without a pause, and weights change in the middle of episodes."""
 
     place: workplace.Workplace
     prepared: bool
@@ -45,9 +47,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Taken:
-    """What an actor tells beside the episodes it hands out. ``rounds`` are the engine's figures of lists that are done, or
-    of the time since the last call where it streams; ``failure`` (class, text, whether the user can mend it) why it gave
-    up."""
+    """What an actor tells beside the episodes it hands out. ``rounds`` are the engine's figures of
+    lists that are done, or of the time since the last call where it streams; ``failure`` (class,
+    text, whether the user can mend it) why it gave up."""
 
     rollout_ids: tuple[str, ...]
     decisions: int  # policy calls since it started: a sign of life
@@ -75,7 +77,7 @@ class RolloutActor:
         self._deterministic = False  # the kind of that list
         self._changed = threading.Condition()
 
-    # ---------------------------------------------------------------------------------------------------------- orders
+    # --------------------------------------------------------------------------------------- orders
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what: said before anything that takes long or can fail."""
         return workplace.hello()
@@ -90,13 +92,17 @@ class RolloutActor:
         engine = RolloutEngine(run.env, policy, config.rollout)
         engine.before_decision = self._before_decision
         self._run, self._policy, self._engine, self._mark = run, policy, engine, engine.mark()
-        self._collector: Collector = build.implementation("collector", config.collector_type)(config.collector, engine)
+        self._collector: Collector = build.implementation("collector", config.collector_type)(
+            config.collector, engine
+        )
         threading.Thread(target=self._work, name="rollouts", daemon=True).start()
 
     def _asking(self, server: Any) -> RemotePolicy:
         import ray
 
-        return RemotePolicy(ray, server, lambda version: self._collector.publish(version), self._job.patience)
+        return RemotePolicy(
+            ray, server, lambda version: self._collector.publish(version), self._job.patience
+        )
 
     def serve_by(self, server: Any) -> None:
         """Another one acts from now on, also where this actor is still opening."""
@@ -116,9 +122,10 @@ class RolloutActor:
             self._lists.append((list(specs), deterministic))
             self._changed.notify_all()
 
-    # --------------------------------------------------------------------------------------------------------- results
+    # -------------------------------------------------------------------------------------- results
     def take(self, wait: float) -> tuple[Taken, np.ndarray | None]:
-        """What is done since the last call, packed; waits at most ``wait`` seconds for something to tell."""
+        """What is done since the last call, packed; waits at most ``wait`` seconds for something
+        to tell."""
         with self._changed:
             self._changed.wait_for(lambda: self._done or self._rounds or self._failure, wait)
             done, rounds, self._done, self._rounds = self._done, self._rounds, [], []
@@ -128,7 +135,11 @@ class RolloutActor:
                 before, self._mark = self._mark, self._engine.mark()
                 rounds = [_floats(self._engine.figures(before, self._mark))]
             told = Taken(
-                tuple(t.rollout_id for t in done), self._decisions, tuple(rounds), self._failure, running=running
+                tuple(t.rollout_id for t in done),
+                self._decisions,
+                tuple(rounds),
+                self._failure,
+                running=running,
             )
         if not done:
             return told, None
@@ -138,7 +149,7 @@ class RolloutActor:
     def close(self) -> None:
         self._run.resources.close()
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -168,7 +179,11 @@ class RolloutActor:
     def _more(self) -> list[EpisodeSpec]:
         """For a slot that has nothing to do: none of another kind than those under way."""
         with self._changed:
-            return self._lists.popleft()[0] if self._lists and self._lists[0][1] == self._deterministic else []
+            return (
+                self._lists.popleft()[0]
+                if self._lists and self._lists[0][1] == self._deterministic
+                else []
+            )
 
     def _ended(self, trajectory: Trajectory) -> None:
         with self._changed:

@@ -1,7 +1,9 @@
-"""``cluster.reward_workers``: the reward model in actors of its own, each of which scores an episode as soon as it ends.
+"""``cluster.reward_workers``: the reward model in actors of its own, each of which scores an
+episode as soon as it ends.
 
-For models that are the same all through a run and score each episode by itself: a large one then has GPUs of its own, and no
-learner waits for it. An episode is scored once for the loop, whoever dies: the driver has it, and sends it to another actor.
+For models that are the same all through a run and score each episode by itself: a large one then
+has GPUs of its own, and no learner waits for it. An episode is scored once for the loop, whoever
+dies: the driver has it, and sends it to another actor.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class RewardActor:
         started = time.perf_counter()
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
         figures = {k: float(v) for k, v in metrics_of(self._reward).items()}
-        return packed({"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started})
+        return packed(
+            {"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started}
+        )
 
 
 @dataclass
@@ -69,33 +73,42 @@ class _Call:
 
 
 class RemoteReward:
-    """A reward model that asks ``config.reward_workers`` actors, in turns; ``reward`` is the driver's own,
-    which stays unused. Raises `ConfigError` for one that changes in the run, or needs what only the driver has."""
+    """A reward model that asks ``config.reward_workers`` actors, in turns; ``reward`` is the
+    driver's own, which stays unused. Raises `ConfigError` for one that changes in the run, or needs
+    what only the driver has."""
 
     def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
         config = run.config
-        changes = is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
+        changes = (
+            is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
+        )
         if changes or wants_demonstrations(reward) or reads_policy(config.reward):
             raise ConfigError(
-                f"cluster.reward_workers={config.cluster.reward_workers}: reward.type={config.reward_type} (or rl.fallback) "
-                f"changes in the run, or wants its demonstrations or its policy, which the driver has: use "
-                f"cluster.reward_workers=0"
+                f"cluster.reward_workers={config.cluster.reward_workers}: "
+                f"reward.type={config.reward_type} (or rl.fallback) changes in the run, or wants "
+                "its demonstrations or its policy, which the driver has: use "
+                "cluster.reward_workers=0"
             )
         self._ray, self._seats, self._say = seats.ray, seats, run.progress.say
         c = self._cluster = seats.config
-        self._job = RewardJob(workplace.Workplace.of(config, c.reward_workers), run.env.embodiment.to_dict())
+        self._job = RewardJob(
+            workplace.Workplace.of(config, c.reward_workers), run.env.embodiment.to_dict()
+        )
         self._workers = [self._started(place) for place in range(c.reward_workers)]
         self._turns = itertools.cycle(range(c.reward_workers))
         self._calls: dict[str, _Call] = {}
         self._metrics: dict[str, float] = {}
         self._failures = 0  # in a row
-        self._changed = threading.Lock()  # episodes end in another thread than they are learned from
+        # episodes end in another thread than they are learned from
+        self._changed = threading.Lock()
 
     def prepare(self, trajectory: Trajectory) -> None:
         """Have it scored; `score` asks for what came of it."""
         with self._changed:
             if trajectory.rollout_id not in self._calls:
-                self._calls[trajectory.rollout_id] = self._asked(packed(trajectory_state(trajectory)))
+                self._calls[trajectory.rollout_id] = self._asked(
+                    packed(trajectory_state(trajectory))
+                )
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """As `RewardModel.score`."""
@@ -105,20 +118,28 @@ class RemoteReward:
         for trajectory in trajectories:
             self._calls.pop(trajectory.rollout_id, None)
         self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
-        self._metrics["cluster/reward_busy_seconds"] = sum(a["seconds"] for a in answers) / len(self._workers)
+        self._metrics["cluster/reward_busy_seconds"] = sum(a["seconds"] for a in answers) / len(
+            self._workers
+        )
         return [answer["rewards"] for answer in answers]
 
     def metrics(self) -> Mapping[str, float]:
-        """Means over the episodes of the last `score`; seconds in which they were scored, the mean of the workers."""
+        """Means over the episodes of the last `score`; seconds in which they were scored, the
+        mean of the workers."""
         return self._metrics
 
     def _answer(self, call: _Call) -> dict[str, Any]:
         while True:
             try:
-                answer = unpacked(workplace.heard(self._ray, call.reference, self._cluster.hang_timeout))
+                answer = unpacked(
+                    workplace.heard(self._ray, call.reference, self._cluster.hang_timeout)
+                )
                 self._failures = 0
                 return answer
-            except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError) as error:
+            except (
+                self._ray.exceptions.RayActorError,
+                self._ray.exceptions.GetTimeoutError,
+            ) as error:
                 with self._changed:
                     self._replace(call, error)
                     again = self._asked(call.data, call.place)
@@ -129,21 +150,25 @@ class RemoteReward:
         return _Call(data, place, self._workers[place], self._workers[place].score.remote(data))
 
     def _replace(self, call: _Call, error: Exception) -> None:
-        """Another worker where the one that was asked is lost or hangs, unless there is one by now."""
+        """Another worker where the one that was asked is lost or hangs, unless there is one by
+        now."""
         if self._workers[call.place] is not call.worker:
             return
         self._failures += 1
         if self._failures >= self._cluster.max_failures:
             raise UserError(
-                f"reward workers failed {self._failures} times in a row (cluster.max_failures="
-                f"{self._cluster.max_failures}). The last one: {type(error).__name__}: {first_line(error)}"
+                f"reward workers failed {self._failures} times in a row "
+                f"(cluster.max_failures={self._cluster.max_failures}). The last one: "
+                f"{type(error).__name__}: {first_line(error)}"
             )
         self._say(f"reward worker {call.place} is lost ({first_line(error)}) and replaced")
         self._ray.kill(call.worker)
         self._workers[call.place] = self._started(call.place)
 
     def _started(self, place: int) -> Any:
-        worker = self._ray.remote(**self._seats.options("reward", place))(RewardActor).remote(self._job)
+        worker = self._ray.remote(**self._seats.options("reward", place))(RewardActor).remote(
+            self._job
+        )
         greeting = self._seats.sits("reward", place, worker.hello.remote())
         require_same_code(self._ray.get(greeting, timeout=self._cluster.start_timeout))
         return worker

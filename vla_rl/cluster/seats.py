@@ -1,7 +1,8 @@
-"""Ray and where on it the actors of a run are: the bundles of `placement.py`, kept for the time of the run.
+"""Ray and where on it the actors of a run are: the bundles of `placement.py`, kept for the time of
+the run.
 
-Ray moves the bundles of a node that is lost to one that has room, or keeps them until there is one, and with them the actors
-that take the place of the lost ones.
+Ray moves the bundles of a node that is lost to one that has room, or keeps them until there is one,
+and with them the actors that take the place of the lost ones.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ _NUMBERS = ("placement", "env_nodes", *(option for _, option in ROLES.values()))
 
 @contextlib.contextmanager
 def seated(ray: Any, run: Run) -> Iterator[Seats]:
-    """The seats of a run's actors, ``run.seats`` as well; where ``cluster.placement`` is auto, the run has the numbers that
-    were chosen from here on. Raises `UserError` where the cluster has no room."""
+    """The seats of a run's actors, ``run.seats`` as well; where ``cluster.placement`` is auto, the
+    run has the numbers that were chosen from here on. Raises `UserError` where the cluster has no
+    room."""
     nodes = nodes_of(ray)
     cluster, why = resolved(run.config, nodes)
     run.config = dataclasses.replace(run.config, cluster=cluster)
     run.seats = Seats(ray, run.config, nodes, why)
     try:
         for role, (name, _) in ROLES.items():
-            if (given := run.seats.gpus(role)) and not getattr(cluster, f"{role}_gpus") and cluster.placement == "free":
+            if (
+                (given := run.seats.gpus(role))
+                and not getattr(cluster, f"{role}_gpus")
+                and cluster.placement == "free"
+            ):
                 run.progress.say(f"{name} reserve {given:g} of a GPU each (cluster.{role}_gpus)")
         if cluster.placement != "free":
             run.progress.say(f"placement: {why or cluster.placement}")
@@ -60,14 +66,18 @@ class Seats:
 
         deadline = time.monotonic() + self.config.start_timeout
         for group in self._arrangement.groups:
-            bundles = [{k: v for k, v in (("CPU", b.cpus), ("GPU", b.gpus)) if v} for b in group.bundles]
+            bundles = [
+                {k: v for k, v in (("CPU", b.cpus), ("GPU", b.gpus)) if v} for b in group.bundles
+            ]
             self._groups.append(placement_group(bundles, strategy=group.strategy))
             if not self._groups[-1].wait(max(1.0, deadline - time.monotonic())):
                 free = self.ray.available_resources()
                 raise UserError(
-                    f"cluster.placement={self.config.placement} got no room within {self.config.start_timeout:g} s "
-                    f"(cluster.start_timeout): the cluster is large enough, but others have some of it; free are "
-                    f"{Amount(free.get('CPU', 0.0), free.get('GPU', 0.0))}. Wait for them, or ask for less"
+                    f"cluster.placement={self.config.placement} got no room within "
+                    f"{self.config.start_timeout:g} s (cluster.start_timeout): the cluster is "
+                    "large enough, but others have some of it; free are "
+                    f"{Amount(free.get('CPU', 0.0), free.get('GPU', 0.0))}. Wait for them, or ask "
+                    "for less"
                 )
 
     def leave(self) -> None:
@@ -88,10 +98,15 @@ class Seats:
         if seat.group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            strategy = PlacementGroupSchedulingStrategy(self._groups[seat.group], placement_group_bundle_index=seat.bundle)
+            strategy = PlacementGroupSchedulingStrategy(
+                self._groups[seat.group], placement_group_bundle_index=seat.bundle
+            )
         return {
-            "max_restarts": 0, "num_cpus": seat.amount.cpus, "num_gpus": seat.amount.gpus, "scheduling_strategy": strategy,
-        }  # fmt: skip
+            "max_restarts": 0,
+            "num_cpus": seat.amount.cpus,
+            "num_gpus": seat.amount.gpus,
+            "scheduling_strategy": strategy,
+        }
 
     def sits(self, role: str, number: int, greeting: Any) -> Any:
         """``greeting`` is the reference to what the actor says of itself; returned as it is."""
@@ -118,11 +133,17 @@ class Seats:
             table = placement_group_table(group)
             if table["state"] != "CREATED":
                 alive = alive_nodes(self.ray)
-                lost = [b for i, b in enumerate(own.bundles) if table["bundles_to_node_id"].get(i) not in alive]
+                lost = [
+                    b
+                    for i, b in enumerate(own.bundles)
+                    if table["bundles_to_node_id"].get(i) not in alive
+                ]
                 needs = " and for one with ".join(map(str, lost or own.bundles[:1]))
                 return (
-                    f"a node is lost, and cluster.placement={self.config.placement} waits for one with {needs} to spare"
-                    f"{' and none of its actors' if own.strategy == 'STRICT_SPREAD' else ''}: add a node"
+                    f"a node is lost, and cluster.placement={self.config.placement} waits for one "
+                    f"with {needs} to "
+                    f"spare{' and none of its actors' if own.strategy == 'STRICT_SPREAD' else ''}: "
+                    "add a node"
                 )
         return ""
 
@@ -135,9 +156,17 @@ class Seats:
         where = []
         for role, number in sorted(self._greetings):
             hello = self.hello(role, number)
-            where.append({
-                "role": role, "number": number, "host": hello.get("host", "?"), "node": hello.get("node", ""),
-                "pid": hello.get("pid", 0),
-            })  # fmt: skip
+            where.append(
+                {
+                    "role": role,
+                    "number": number,
+                    "host": hello.get("host", "?"),
+                    "node": hello.get("node", ""),
+                    "pid": hello.get("pid", 0),
+                }
+            )
         numbers = {name: getattr(self.config, name) for name in _NUMBERS}
-        return {"seats": where, "placement": {"why": self.why, "waits": self.missing(), "numbers": numbers}}
+        return {
+            "seats": where,
+            "placement": {"why": self.why, "waits": self.missing(), "numbers": numbers},
+        }

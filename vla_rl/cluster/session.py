@@ -20,7 +20,8 @@ from vla_rl.monitoring.machine import available_cores
 _TOKEN_FILE = Path("~/.ray/auth_token")
 _LOG_LINES = 15
 _ANSWER_S = 5.0
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # RFC 9113, 3.4
+# RFC 9113, 3.4
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def require_ray() -> None:
@@ -30,10 +31,11 @@ def require_ray() -> None:
 
 @contextlib.contextmanager
 def ray_session(config: RayConfig) -> Iterator[Any]:
-    """The module ``ray``, connected. A Ray that is started here ends with the block; one that this process had connected to
-    before stays."""
+    """The module ``ray``, connected. A Ray that is started here ends with the block; one that this
+    process had connected to before stays."""
     require_ray()
-    # Nothing calls home, actors are no less urgent than the driver, and a machine without a GPU is no reason for a warning.
+    # Nothing calls home, actors are no less urgent than the driver, and a machine without a GPU is
+    # no reason for a warning.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -46,9 +48,10 @@ def ray_session(config: RayConfig) -> Iterator[Any]:
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if config.address == "local":
         options |= {
-            "num_cpus": available_cores(), "include_dashboard": config.dashboard,
+            "num_cpus": available_cores(),
+            "include_dashboard": config.dashboard,
             "object_store_memory": config.object_store_mib << 20,
-        }  # fmt: skip
+        }
     _connect(ray, config, options)
     try:
         yield ray
@@ -57,8 +60,8 @@ def ray_session(config: RayConfig) -> Iterator[Any]:
 
 
 def _connect(ray: Any, config: RayConfig, options: dict[str, Any]) -> None:
-    """Raise `UserError` where it cannot be. A Ray that is started here gets further chances, since it gives up on itself
-    after half a minute, which a busy machine may need."""
+    """Raise `UserError` where it cannot be. A Ray that is started here gets further chances, since
+    it gives up on itself after half a minute, which a busy machine may need."""
     if config.address != "local":
         _require_answer(config)
     logger = logging.getLogger("ray")
@@ -80,8 +83,8 @@ def _connect(ray: Any, config: RayConfig, options: dict[str, Any]) -> None:
 
 
 def _require_answer(config: RayConfig) -> None:
-    """Raise `UserError` unless a gRPC server answers where the head of the cluster should be. Ray itself would knock for
-    many minutes, and say so in its log alone."""
+    """Raise `UserError` unless a gRPC server answers where the head of the cluster should be. Ray
+    itself would knock for many minutes, and say so in its log alone."""
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
@@ -92,10 +95,13 @@ def _require_answer(config: RayConfig) -> None:
         return  # there is none on this machine, which Ray says at once
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=_ANSWER_S
+        ) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HTTP2_PREFACE)
-                if connection.makefile("rb").read(4)[3:] != b"\x04":  # a SETTINGS frame, with which every server begins
+                # a SETTINGS frame, with which every server begins
+                if connection.makefile("rb").read(4)[3:] != b"\x04":
                     raise ConnectionError("what listens there is not Ray")
     except (OSError, ValueError) as error:
         raise UserError(_refused(config, error)) from error
@@ -105,21 +111,23 @@ def _refused(config: RayConfig, error: BaseException) -> str:
     text = f"{type(error).__name__}: {first_line(error)}"
     if config.address == "local":
         return (
-            f"Ray could not be started on this machine ({text}). Its logs are in ray/session_latest/logs under RAY_TMPDIR "
-            f"(/tmp); without it the run works with cluster=local"
+            f"Ray could not be started on this machine ({text}). Its logs are in "
+            "ray/session_latest/logs under RAY_TMPDIR (/tmp); without it the run works with "
+            "cluster=local"
         )
     return (
-        f"cluster.address={config.address}: no cluster of Ray answers there that this machine may join ({text}). Start one "
-        f"with 'ray start --head', give all nodes the same versions of Python and Ray and the same token "
-        f"(RAY_AUTH_TOKEN), or use cluster.address=local"
+        f"cluster.address={config.address}: no cluster of Ray answers there that this machine may "
+        f"join ({text}). Start one with 'ray start --head', give all nodes the same versions of "
+        "Python and Ray and the same token (RAY_AUTH_TOKEN), or use cluster.address=local"
     )
 
 
 def _authenticate(config: RayConfig) -> None:
-    """Whoever reaches Ray's ports can run code, and they listen on all interfaces: so there is always a token.
+    """Whoever reaches Ray's ports can run code, and they listen on all interfaces: so there is
+    always a token.
 
-    Where RAY_AUTH_MODE says nothing, Ray asks for one by itself: always in a cluster that it starts here, in others where
-    there is one.
+    Where RAY_AUTH_MODE says nothing, Ray asks for one by itself: always in a cluster that it starts
+    here, in others where there is one.
     """
     given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if config.address == "local":
@@ -128,9 +136,10 @@ def _authenticate(config: RayConfig) -> None:
         return
     if not given and not _TOKEN_FILE.expanduser().exists() and not config.trusted_network:
         raise UserError(
-            f"cluster.address={config.address}: this machine has no token for a cluster of Ray, and one without a token "
-            f"runs the code of whoever reaches its ports. Set RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN on all nodes "
-            f"before 'ray start', or cluster.trusted_network=true where the network keeps others out"
+            f"cluster.address={config.address}: this machine has no token for a cluster of Ray, "
+            "and one without a token runs the code of whoever reaches its ports. Set "
+            "RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN on all nodes before 'ray start', or "
+            "cluster.trusted_network=true where the network keeps others out"
         )
 
 
@@ -151,11 +160,13 @@ def dashboard(ray: Any) -> str:
 
 
 def log_tail(ray: Any, pid: int) -> str:
-    """The last lines that the actor with this process id wrote, where its log is on this machine."""
+    """The last lines that the actor with this process id wrote, where its log is on this
+    machine."""
     logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
     lines: list[str] = []
     for path in sorted(logs.glob(f"worker-*-{pid}.*")):
         with contextlib.suppress(OSError):
             lines += path.read_text(errors="replace").splitlines()
-    kept = [line for line in lines if line.strip() and not line.startswith(":")]  # (Ray's own marks begin with a colon)
+    # (Ray's own marks begin with a colon)
+    kept = [line for line in lines if line.strip() and not line.startswith(":")]
     return "\n  ".join(kept[-_LOG_LINES:])

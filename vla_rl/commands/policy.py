@@ -11,20 +11,44 @@ from vla_rl.commands.shared import Add, add_overrides, write_result
 
 def add(command: Add) -> None:
     """``vla-rl distill`` and ``export``."""
-    distill = command("distill", run_distill, "train a faster student of a policy whose actions are denoised")
-    distill.add_argument("checkpoint", type=Path, help="the folder of the denoising policy that teaches")
+    distill = command(
+        "distill", run_distill, "train a faster student of a policy whose actions are denoised"
+    )
+    distill.add_argument(
+        "checkpoint", type=Path, help="the folder of the denoising policy that teaches"
+    )
     distill.add_argument("--steps", type=int, default=1, help="denoising steps of the student")
-    distill.add_argument("--method", default="same_noise", help="same_noise | lcm: how the student learns")
-    distill.add_argument("--episodes", type=int, default=100, help="episodes of the teacher to learn on")
-    distill.add_argument("--updates", type=int, default=1000, help="0: take over a student that learnt beside RL")
-    distill.add_argument("--learning-rate", type=float, default=5e-4, help="after the warm-up; then it falls by a cosine")
-    distill.add_argument("--evaluate-episodes", type=int, default=200, help="held-out episodes that compare both; 0: none")
+    distill.add_argument(
+        "--method", default="same_noise", help="same_noise | lcm: how the student learns"
+    )
+    distill.add_argument(
+        "--episodes", type=int, default=100, help="episodes of the teacher to learn on"
+    )
+    distill.add_argument(
+        "--updates", type=int, default=1000, help="0: take over a student that learnt beside RL"
+    )
+    distill.add_argument(
+        "--learning-rate",
+        type=float,
+        default=5e-4,
+        help="after the warm-up; then it falls by a cosine",
+    )
+    distill.add_argument(
+        "--evaluate-episodes",
+        type=int,
+        default=200,
+        help="held-out episodes that compare both; 0: none",
+    )
     distill.add_argument("--seed", type=int, default=0, help="of the episodes and of the training")
-    distill.add_argument("--out", type=Path, metavar="FOLDER", help="default: CHECKPOINT_student<steps>, beside it")
+    distill.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="default: CHECKPOINT_student<steps>, beside it"
+    )
     distill.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     add_overrides(distill, "config overrides, e.g. slots.workers=1")
 
-    export = command("export", run_export, "write a checkpoint in the form that its policy's own project loads")
+    export = command(
+        "export", run_export, "write a checkpoint in the form that its policy's own project loads"
+    )
     export.add_argument("checkpoint", type=Path, help="the folder of the checkpoint to export")
     export.add_argument("folder", type=Path, help="the folder to create")
 

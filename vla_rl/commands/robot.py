@@ -14,64 +14,147 @@ if TYPE_CHECKING:
 
 
 def add(command: Add) -> None:
-    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``verify``, ``replay`` and ``export``."""
+    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``verify``, ``replay`` and
+    ``export``."""
     robot = command("robot", None, "sessions with a real or simulated arm")
     kinds = robot.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
-    run = kinds.add_parser("run", help="a policy drives, a person watches and takes over in the browser")
+    run = kinds.add_parser(
+        "run", help="a policy drives, a person watches and takes over in the browser"
+    )
     run.set_defaults(function=run_run)
-    run.add_argument("--episodes", type=int, default=None, metavar="N", help="end after N episodes; default: at Ctrl-C")
+    run.add_argument(
+        "--episodes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="end after N episodes; default: at Ctrl-C",
+    )
     run.add_argument("--no-policy", action="store_true", help="nobody but a person drives")
-    run.add_argument("--headless", action="store_true", help="without console: a simulated arm goes on by itself")
-    run.add_argument("--lockstep", action="store_true", help="in virtual time, as fast as it computes; no console")
+    run.add_argument(
+        "--headless", action="store_true", help="without console: a simulated arm goes on by itself"
+    )
+    run.add_argument(
+        "--lockstep",
+        action="store_true",
+        help="in virtual time, as fast as it computes; no console",
+    )
     add_overrides(run, "e.g. robot=fake checkpoint=PATH")
 
     teach = kinds.add_parser("teach", help="record demonstrations: a person drives in the browser")
     teach.set_defaults(function=run_teach)
-    teach.add_argument("--episodes", type=int, default=None, metavar="N", help="end after N episodes; default: at Ctrl-C")
+    teach.add_argument(
+        "--episodes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="end after N episodes; default: at Ctrl-C",
+    )
     add_overrides(teach, "e.g. robot=lerobot robot.limits=FILE")
 
     _add_learn(kinds)
-    doctor = kinds.add_parser("doctor", help="what this machine lacks for a session, and how to get it")
+    doctor = kinds.add_parser(
+        "doctor", help="what this machine lacks for a session, and how to get it"
+    )
     doctor.set_defaults(function=run_doctor)
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
-    verify.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
-    verify.add_argument("--recover", action="store_true", help="close what a kill left open, at its last good record")
+    verify.add_argument(
+        "session", type=Path, metavar="SESSION", help="the folder that a session wrote"
+    )
+    verify.add_argument(
+        "--recover",
+        action="store_true",
+        help="close what a kill left open, at its last good record",
+    )
 
-    again = kinds.add_parser("replay", help="do on the arm again what was sent to it in a recorded episode, and compare")
+    again = kinds.add_parser(
+        "replay", help="do on the arm again what was sent to it in a recorded episode, and compare"
+    )
     again.set_defaults(function=run_replay)
-    again.add_argument("session", type=Path, metavar="SESSION", help="the folder that a session wrote")
-    again.add_argument("--episode", type=int, default=None, metavar="N", help="default: the last that succeeded")
-    again.add_argument("--headless", action="store_true", help="without console: simulated arms only")
+    again.add_argument(
+        "session", type=Path, metavar="SESSION", help="the folder that a session wrote"
+    )
+    again.add_argument(
+        "--episode", type=int, default=None, metavar="N", help="default: the last that succeeded"
+    )
+    again.add_argument(
+        "--headless", action="store_true", help="without console: simulated arms only"
+    )
     again.add_argument("--lockstep", action="store_true", help="in virtual time; no console")
     add_overrides(again, "the robot of that session, e.g. robot=fake")
 
-    export = kinds.add_parser("export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer")
+    export = kinds.add_parser(
+        "export", help="write a session as a LeRobotDataset, or as FILE.rrd for the Rerun viewer"
+    )
     export.set_defaults(function=run_export)
-    export.add_argument("sessions", type=Path, nargs="+", metavar="SESSION", help="folders that sessions wrote, in order")
-    export.add_argument("dataset", type=Path, metavar="DATASET", help="a new folder; or a new file that ends in .rrd")
     export.add_argument(
-        "--append", action="store_true",
-        help="to a dataset that export wrote: it is made anew from its sessions, which have to be there, and from these",
-    )  # fmt: skip
-    export.add_argument("--video", action="store_true", help="H.264 files instead of exact pictures")
-    export.add_argument("--discarded", action="store_true", help="with the episodes that the operator discarded")
+        "sessions",
+        type=Path,
+        nargs="+",
+        metavar="SESSION",
+        help="folders that sessions wrote, in order",
+    )
+    export.add_argument(
+        "dataset",
+        type=Path,
+        metavar="DATASET",
+        help="a new folder; or a new file that ends in .rrd",
+    )
+    export.add_argument(
+        "--append",
+        action="store_true",
+        help="to a dataset that export wrote: it is made anew from its sessions, which have to be "
+        "there, and from these",
+    )
+    export.add_argument(
+        "--video", action="store_true", help="H.264 files instead of exact pictures"
+    )
+    export.add_argument(
+        "--discarded", action="store_true", help="with the episodes that the operator discarded"
+    )
 
 
 def _add_learn(kinds: Any) -> None:
-    learn = kinds.add_parser("learn", help="a policy gets better from the session's own episodes and from who helps")
+    learn = kinds.add_parser(
+        "learn", help="a policy gets better from the session's own episodes and from who helps"
+    )
     learn.set_defaults(function=run_learn)
     learn.add_argument("checkpoint", metavar="CKPT", help="the policy that it starts from")
-    learn.add_argument("--task", action="append", default=[], help="a task, or several in turn; default: the world's own")
-    learn.add_argument("--robot", default="tabletop", metavar="NAME", help="tabletop (simulated), fake or lerobot")
-    learn.add_argument("--out", type=Path, required=True, metavar="NAME", help="the run's name or folder")
-    learn.add_argument("--episodes", type=int, default=None, metavar="N", help="in all; default: until Ctrl-C")
-    learn.add_argument("--headless", action="store_true", help="without console: a simulated arm goes on by itself")
-    learn.add_argument("--lockstep", action="store_true", help="by turns in virtual time, with operator=stuck as the person")
-    learn.add_argument("--evaluate", type=int, default=0, metavar="N", help="of --lockstep: judge on N held-out episodes")
-    learn.add_argument("--every", type=int, default=20, metavar="N", help="episodes between judgements")
+    learn.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        help="a task, or several in turn; default: the world's own",
+    )
+    learn.add_argument(
+        "--robot", default="tabletop", metavar="NAME", help="tabletop (simulated), fake or lerobot"
+    )
+    learn.add_argument(
+        "--out", type=Path, required=True, metavar="NAME", help="the run's name or folder"
+    )
+    learn.add_argument(
+        "--episodes", type=int, default=None, metavar="N", help="in all; default: until Ctrl-C"
+    )
+    learn.add_argument(
+        "--headless", action="store_true", help="without console: a simulated arm goes on by itself"
+    )
+    learn.add_argument(
+        "--lockstep",
+        action="store_true",
+        help="by turns in virtual time, with operator=stuck as the person",
+    )
+    learn.add_argument(
+        "--evaluate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of --lockstep: judge on N held-out episodes",
+    )
+    learn.add_argument(
+        "--every", type=int, default=20, metavar="N", help="episodes between judgements"
+    )
     add_overrides(learn, "e.g. run=hil_serl robot.KEY=...")
 
 
@@ -81,17 +164,27 @@ def run_learn(arguments: argparse.Namespace) -> None:
     a = arguments
     tasks = [f"robot.tasks=[{','.join(a.task)}]"] if a.task else []
     learning = compose(
-        a.checkpoint, a.out, [f"robot={a.robot}", *tasks, *a.overrides], episodes=a.episodes or 0,
-        console=not (a.headless or a.lockstep), lockstep=a.lockstep, evaluate=a.evaluate, every=a.every,
-    )  # fmt: skip
-    learn(learning, lambda text: print(f"{text}\n", end="", flush=True))  # one write: two threads have something to say
+        a.checkpoint,
+        a.out,
+        [f"robot={a.robot}", *tasks, *a.overrides],
+        episodes=a.episodes or 0,
+        console=not (a.headless or a.lockstep),
+        lockstep=a.lockstep,
+        evaluate=a.evaluate,
+        every=a.every,
+    )
+    # one write: two threads have something to say
+    learn(learning, lambda text: print(f"{text}\n", end="", flush=True))
 
 
 def run_run(arguments: argparse.Namespace) -> None:
     from vla_rl.robot.session import Asked
 
     headless = arguments.headless or arguments.lockstep
-    _session(arguments, Asked(arguments.episodes or 0, not arguments.no_policy, not headless, arguments.lockstep))
+    _session(
+        arguments,
+        Asked(arguments.episodes or 0, not arguments.no_policy, not headless, arguments.lockstep),
+    )
 
 
 def run_teach(arguments: argparse.Namespace) -> None:
@@ -125,7 +218,11 @@ def run_verify(arguments: argparse.Namespace) -> int:
         for path in build.attribute("real.journal:journals")(arguments.session):
             closed = build.attribute("real.journal:recover")(path)
             if closed != path:
-                print(f"removed {path.name}, of which no record was whole" if closed is None else f"closed {closed.name}")
+                print(
+                    f"removed {path.name}, of which no record was whole"
+                    if closed is None
+                    else f"closed {closed.name}"
+                )
     problems, lines = build.attribute("real.verify:verify")(arguments.session)
     for line in lines:
         print(line)
@@ -150,12 +247,17 @@ def run_export(arguments: argparse.Namespace) -> None:
 
     a = arguments
     if a.dataset.exists() and not a.append:
-        raise UserError(f"{a.dataset} exists already: choose another name for the dataset, or add to it with --append")
+        raise UserError(
+            f"{a.dataset} exists already: choose another name for the dataset, or add "
+            "to it with --append"
+        )
     if a.dataset.suffix == ".rrd":
         from vla_rl.data.rerun_export import export_session_rerun
 
         if len(a.sessions) > 1 or a.append:
-            raise UserError(f"{a.dataset}: a Rerun recording is of one session, and is not added to")
+            raise UserError(
+                f"{a.dataset}: a Rerun recording is of one session, and is not added to"
+            )
         count = export_session_rerun(a.sessions[0], a.dataset)
         print(f"{a.dataset}: {count} episodes; show it with: rerun {a.dataset}")
         return

@@ -11,17 +11,31 @@ from vla_rl.errors import ConfigError
 
 def add(command: Add) -> None:
     """``vla-rl quickstart``, ``train`` and ``collect``."""
-    quickstart = command("quickstart", run_quickstart, "demonstrations, SFT, RL and report on the embedded simulator")
-    quickstart.add_argument("--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other")
+    quickstart = command(
+        "quickstart", run_quickstart, "demonstrations, SFT, RL and report on the embedded simulator"
+    )
+    quickstart.add_argument(
+        "--seeds", type=int, nargs="+", metavar="N", help="run these seeds one after the other"
+    )
     _add_options(quickstart)
     _add_options(command("train", run_train, "run the phases of a config: vla-rl train run=NAME"))
-    _add_options(command("collect", run_collect, "only collect demonstrations: scripted, or of collect.policy=CHECKPOINT"))
+    _add_options(
+        command(
+            "collect",
+            run_collect,
+            "only collect demonstrations: scripted, or of collect.policy=CHECKPOINT",
+        )
+    )
 
 
 def _add_options(sub: argparse.ArgumentParser) -> None:
     add_overrides(sub, "config overrides, e.g. seed=1 rl.iterations=10")
-    sub.add_argument("--fresh", action="store_true", help="start over; an earlier run folder is kept aside")
-    sub.add_argument("--dry-run", action="store_true", help="print the config and what would run; write nothing")
+    sub.add_argument(
+        "--fresh", action="store_true", help="start over; an earlier run folder is kept aside"
+    )
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print the config and what would run; write nothing"
+    )
 
 
 def run_quickstart(arguments: argparse.Namespace) -> None:

@@ -14,15 +14,28 @@ Add = Callable[[str, Any, str], argparse.ArgumentParser]
 class Names(argparse.Action):
     """Names that stand apart, or are joined by commas: ``--tasks a b``, ``--tasks a,b``."""
 
-    def __call__(self, parser: Any, namespace: Any, values: str | Sequence[Any] | None, option_string: Any = None) -> None:
-        setattr(namespace, self.dest, [name for value in values or () for name in value.split(",") if name])
+    def __call__(
+        self,
+        parser: Any,
+        namespace: Any,
+        values: str | Sequence[Any] | None,
+        option_string: Any = None,
+    ) -> None:
+        setattr(
+            namespace,
+            self.dest,
+            [name for value in values or () for name in value.split(",") if name],
+        )
 
 
 def add_overrides(sub: argparse.ArgumentParser, text: str, metavar: str = "key=value") -> None:
     """The overrides of a config, and where else its files may lie."""
     sub.add_argument("overrides", nargs="*", metavar=metavar, help=text)
     sub.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="your own configs besides ours: DIR/run/NAME.yaml, DIR/algorithm/..."
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="your own configs besides ours: DIR/run/NAME.yaml, DIR/algorithm/...",
     )
 
 

@@ -1,8 +1,9 @@
-"""Configuration: Hydra composes YAML, one dataclass per component checks it, plain dataclasses come out.
+"""Configuration: Hydra composes YAML, one dataclass per component checks it, plain dataclasses come
+out.
 
-Every component group (``policy``, ``env``, ``reward``, ``algorithm``, ``critic``, ``actor``, ``collector``, ``cluster``)
-has a ``type`` that names an entry of `vla_rl.build`; the other keys must fit that entry's config dataclass. The rest of the
-tree must fit `RunConfig`.
+Every component group (``policy``, ``env``, ``reward``, ``algorithm``, ``critic``, ``actor``,
+``collector``, ``cluster``) has a ``type`` that names an entry of `vla_rl.build`; the other keys
+must fit that entry's config dataclass. The rest of the tree must fit `RunConfig`.
 """
 
 from vla_rl.config.composition import compose, with_run

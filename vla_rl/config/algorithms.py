@@ -1,4 +1,5 @@
-"""The options of what learns, apart from the code that computes: reading and checking a config needs no torch."""
+"""The options of what learns, apart from the code that computes: reading and checking a config
+needs no torch."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ KL_KINDS = ("k1", "k2", "k3")
 
 @dataclass(frozen=True)
 class AdvantageEntry:
-    """An advantage estimator ("module:Class"): ``needs_value`` wants a critic or a value head, ``grouped`` compares the
-    episodes of a group (`EpisodeSpec.group_id`) with each other."""
+    """An advantage estimator ("module:Class"): ``needs_value`` wants a critic or a value head,
+    ``grouped`` compares the episodes of a group (`EpisodeSpec.group_id`) with each other."""
 
     target: str
     needs_value: bool = False
@@ -53,7 +54,8 @@ def advantage_entry(name: str) -> AdvantageEntry:
 
 
 def advantage_of(algorithm: Any) -> AdvantageEntry:
-    """The estimator that an algorithm's config names; one that names none counts as GAE: values bootstrap, no groups."""
+    """The estimator that an algorithm's config names; one that names none counts as GAE: values
+    bootstrap, no groups."""
     chosen = asked(algorithm, AlgorithmOptions).advantage
     return advantage_entry("gae" if chosen is None else chosen)
 
@@ -62,9 +64,10 @@ def advantage_of(algorithm: Any) -> AdvantageEntry:
 class CurriculumConfig:
     """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
 
-    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which an item's success
-    rate is taken. ``floor`` is the share of the probability spread evenly over all items. ``decay`` shrinks every
-    item's counts at each `Curriculum.tick` and ``visited_decay`` an item's counts before new ones are added (thompson).
+    ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which
+    an item's success rate is taken. ``floor`` is the share of the probability spread evenly over
+    all items. ``decay`` shrinks every item's counts at each `Curriculum.tick` and ``visited_decay``
+    an item's counts before new ones are added (thompson).
     """
 
     # uniform | vla_rl | vla_rl_power | frontier | thompson
@@ -87,7 +90,8 @@ class CurriculumConfig:
 
 @dataclass
 class CriticConfig:
-    """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard deviations."""
+    """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard
+    deviations."""
 
     # widths of the layers
     hidden: list[int] = field(default_factory=lambda: [256, 256])
@@ -97,72 +101,102 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"critic.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+            raise ConfigError(
+                f"critic.hidden={list(self.hidden)!r} needs at least one width, each 1 or more"
+            )
         require_range("critic", "clip", self.clip, 0.1)
 
 
 _PPO_FIGURES = (
-    Diagnostic("ppo/approx_kl", "KL per iteration", "How far one iteration moves the policy; spikes are too large steps."),
-    Diagnostic("ppo/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
     Diagnostic(
-        "ppo/clip_fraction", "Clip fraction", "Share of ratios at the clip; above 0.3 the steps are too large.", share=True,
+        "ppo/approx_kl",
+        "KL per iteration",
+        "How far one iteration moves the policy; spikes are too large steps.",
+    ),
+    Diagnostic(
+        "ppo/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."
+    ),
+    Diagnostic(
+        "ppo/clip_fraction",
+        "Clip fraction",
+        "Share of ratios at the clip; above 0.3 the steps are too large.",
+        share=True,
         alarm=Alarm(
-            "Over the last iterations {value} of the ratios were clipped: the updates are too large. Lower the learning "
-            "rate or the number of epochs.", above=0.3,
+            "Over the last iterations {value} of the ratios were clipped: the updates are too "
+            "large. Lower the learning rate or the number of epochs.",
+            above=0.3,
         ),
     ),
     Diagnostic(
-        "ppo/explained_variance", "Explained variance", "Quality of the critic: 1 is perfect, 0 or less is useless.",
+        "ppo/explained_variance",
+        "Explained variance",
+        "Quality of the critic: 1 is perfect, 0 or less is useless.",
         alarm=Alarm(
-            "The critic explains nothing (explained variance below 0): more critic updates or warm-up help.", below=0.0
+            "The critic explains nothing (explained variance below 0): more critic updates or "
+            "warm-up help.",
+            below=0.0,
         ),
     ),
     Diagnostic(
-        "ppo/behavior_gap_mean", "Actor–learner gap", "Log-probs when acting against when learning; should be near 0."
+        "ppo/behavior_gap_mean",
+        "Actor–learner gap",
+        "Log-probs when acting against when learning; should be near 0.",
     ),
-    Diagnostic("ppo/ess", "Effective sample size", "Share of the data that still counts after importance weighting."),
-)  # fmt: skip
+    Diagnostic(
+        "ppo/ess",
+        "Effective sample size",
+        "Share of the data that still counts after importance weighting.",
+    ),
+)
 
 
 @dataclass
 class PPOConfig:
     """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
 
-    Advantage: ``advantage`` one of gae, vtrace, grpo, rloo, reinforce++; ``gamma`` and ``gae_lambda`` (λ per decision);
-    ``vtrace_rho_cap`` and ``vtrace_c_cap`` are ρ̄ and c̄ of V-trace, for data of older policies (`estimators.VTrace`);
-    ``bootstrap_truncated`` False makes running out of time worth nothing: right where success within the time limit is the
-    task and the critic sees the time left; a critic that predicts value beyond the limit would reward being slow.
-    ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``, ``group_scale``,
-    ``virtual_best`` and ``best_score`` as in `grpo_advantages`. Several rewards: ``reward_names`` and
-    ``reward_weights``; ``decouple_rewards`` normalises each on its own (GDPO, with advantage grpo).
-    ``normalize_advantage``: "batch", "minibatch", "none", or "auto" (batch for gae, none for the others).
-    ``skip_zero_advantage`` leaves out decisions whose advantage is exactly 0 (all-same groups, MC-GRPO's median).
+    Advantage: ``advantage`` one of gae, vtrace, grpo, rloo, reinforce++; ``gamma`` and
+    ``gae_lambda`` (λ per decision); ``vtrace_rho_cap`` and ``vtrace_c_cap`` are ρ̄ and c̄ of
+    V-trace, for data of older policies (`estimators.VTrace`); ``bootstrap_truncated`` False makes
+    running out of time worth nothing: right where success within the time limit is the task and the
+    critic sees the time left; a critic that predicts value beyond the limit would reward being
+    slow. ``gamma_per_control_step`` discounts by gamma**executed steps. Groups: ``group_center``,
+    ``group_scale``, ``virtual_best`` and ``best_score`` as in `grpo_advantages`. Several rewards:
+    ``reward_names`` and ``reward_weights``; ``decouple_rewards`` normalises each on its own (GDPO,
+    with advantage grpo). ``normalize_advantage``: "batch", "minibatch", "none", or "auto" (batch
+    for gae, none for the others). ``skip_zero_advantage`` leaves out decisions whose advantage is
+    exactly 0 (all-same groups, MC-GRPO's median).
 
-    Loss: ``ratio_level`` token, step, denoising_step or chunk; ``ratio_reduction`` sum or mean (over a ratio's executed
-    entries; with mean a much smaller clip range fits); ``loss_aggregation`` token, trajectory or step_count; ``clip_low``,
-    ``clip_high``, ``dual_clip`` (None is off); a policy may scale advantage and clip range per log-prob entry;
-    ``value_clip``, ``value_huber_delta`` (None is off) and ``value_coef``;
-    ``entropy_coef`` on the mean entropy per token; ``kl_coef`` with ``kl_kind`` towards the reference policy;
-    ``success_imitation_coef`` on −log-prob per token of what successful episodes did; ``memory`` keeps successes and
-    imitates them again after each update (`MemoryConfig`). Stale data: ``behavior_weight``
-    "truncate" weighs each entry by how much likelier the policy at the start of the update makes it than the one that acted,
-    at most ``behavior_cap`` times; "mask" also drops what is beyond it either way (decoupled PPO, `surrogate`).
+    Loss: ``ratio_level`` token, step, denoising_step or chunk; ``ratio_reduction`` sum or mean
+    (over a ratio's executed entries; with mean a much smaller clip range fits);
+    ``loss_aggregation`` token, trajectory or step_count; ``clip_low``, ``clip_high``, ``dual_clip``
+    (None is off); a policy may scale advantage and clip range per log-prob entry; ``value_clip``,
+    ``value_huber_delta`` (None is off) and ``value_coef``; ``entropy_coef`` on the mean entropy per
+    token; ``kl_coef`` with ``kl_kind`` towards the reference policy; ``success_imitation_coef`` on
+    −log-prob per token of what successful episodes did; ``memory`` keeps successes and imitates
+    them again after each update (`MemoryConfig`). Stale data: ``behavior_weight`` "truncate" weighs
+    each entry by how much likelier the policy at the start of the update makes it than the one that
+    acted, at most ``behavior_cap`` times; "mask" also drops what is beyond it either way (decoupled
+    PPO, `surrogate`).
 
-    Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions (None: at once);
-    ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a separate critic;
-    ``warmup_iterations`` (0: none) raise the policy's learning rate linearly, after those that train the critic alone;
-    ``decay_iterations`` (0: none) lowers it linearly, down to ``min_learning_rate_fraction`` of it.
-    ``critic_warmup_iterations`` train the critic alone. ``target_kl`` ends the policy's epochs early; with
-    ``adaptive_learning_rate`` it also scales the learning rate by 1.5 either way within [÷10, ×10] of its start.
-    ``offload_optimizer`` keeps the optimiser's state (float32) in host memory. ``autocast`` uses bf16 on CUDA.
-    ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    Optimisation: ``minibatch_size`` per update, run in slices of ``micro_batch_size`` decisions
+    (None: at once); ``critic_epochs`` (None: as ``epochs``) and ``critic_minibatch_size`` for a
+    separate critic; ``warmup_iterations`` (0: none) raise the policy's learning rate linearly,
+    after those that train the critic alone; ``decay_iterations`` (0: none) lowers it linearly, down
+    to ``min_learning_rate_fraction`` of it. ``critic_warmup_iterations`` train the critic alone.
+    ``target_kl`` ends the policy's epochs early; with ``adaptive_learning_rate`` it also scales the
+    learning rate by 1.5 either way within [÷10, ×10] of its start. ``offload_optimizer`` keeps the
+    optimiser's state (float32) in host memory. ``autocast`` uses bf16 on CUDA. ``max_bad_updates``
+    non-finite updates in a row raise `TrainingDiverged`.
     """
 
     diagnostics: ClassVar = _PPO_FIGURES
     movement: ClassVar = Movement(
-        updates_total="ppo/updates_total", skipped_total="ppo/skipped_updates", approx_kl="ppo/approx_kl",
-        zero_advantages="ppo/zero_advantage_fraction", critic_alone="ppo/critic_warmup",
-    )  # fmt: skip
+        updates_total="ppo/updates_total",
+        skipped_total="ppo/skipped_updates",
+        approx_kl="ppo/approx_kl",
+        zero_advantages="ppo/zero_advantage_fraction",
+        critic_alone="ppo/critic_warmup",
+    )
 
     # gae | vtrace | grpo | rloo | reinforce++, or your own package.module:Class
     advantage: str = "gae"
@@ -174,7 +208,8 @@ class PPOConfig:
     vtrace_rho_cap: float = 1.0
     # c̄ of V-trace: cap of the weight by which later errors come back
     vtrace_c_cap: float = 1.0
-    # running out of time is worth what the critic says; false: nothing, as where the time limit is part of the task
+    # running out of time is worth what the critic says; false: nothing, as where the time limit is
+    # part of the task
     bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
     # mean | median: what a group's scores are compared with
@@ -262,7 +297,8 @@ class PPOConfig:
     target_kl: float | None = None
     # let the KL scale the learning rate too, by 1.5 at a time
     adaptive_learning_rate: bool = False
-    # ask the policy at the start of the update for its log-probs instead of taking those from acting
+    # ask the policy at the start of the update for its log-probs instead of taking those from
+    # acting
     recompute_old_log_prob: bool = True
     # bfloat16 on CUDA
     autocast: bool = True
@@ -288,7 +324,12 @@ class PPOConfig:
         require_choice(own, "group_center", self.group_center, CENTERS)
         require_choice(own, "group_scale", self.group_scale, SCALES)
         require_choice(own, "virtual_best", self.virtual_best, VIRTUAL_BEST)
-        require_choice(own, "normalize_advantage", self.normalize_advantage, ("auto", "batch", "minibatch", "none"))
+        require_choice(
+            own,
+            "normalize_advantage",
+            self.normalize_advantage,
+            ("auto", "batch", "minibatch", "none"),
+        )
         require_choice(own, "ratio_level", self.ratio_level, LEVELS)
         require_choice(own, "ratio_reduction", self.ratio_reduction, REDUCTIONS)
         require_choice(own, "loss_aggregation", self.loss_aggregation, AGGREGATIONS)
@@ -299,11 +340,31 @@ class PPOConfig:
         require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
         for name in ("gamma", "gae_lambda"):
             require_range(own, name, getattr(self, name), 0.0, 1.0)
-        for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_minibatch_size", "max_bad_updates"):
+        for name in (
+            "epochs",
+            "minibatch_size",
+            "micro_batch_size",
+            "critic_minibatch_size",
+            "max_bad_updates",
+        ):
             require_range(own, name, getattr(self, name), 1)
-        for name in ("clip_low", "clip_high", "value_coef", "value_clip", "entropy_coef", "kl_coef", "weight_decay"):
+        for name in (
+            "clip_low",
+            "clip_high",
+            "value_coef",
+            "value_clip",
+            "entropy_coef",
+            "kl_coef",
+            "weight_decay",
+        ):
             require_range(own, name, getattr(self, name), 0.0)
-        for name in ("success_imitation_coef", "learning_rate", "critic_learning_rate", "grad_clip", "target_kl"):
+        for name in (
+            "success_imitation_coef",
+            "learning_rate",
+            "critic_learning_rate",
+            "grad_clip",
+            "target_kl",
+        ):
             require_range(own, name, getattr(self, name), 0.0)
         for name in ("critic_epochs", "critic_warmup_iterations"):
             require_range(own, name, getattr(self, name), 0)
@@ -313,21 +374,32 @@ class PPOConfig:
         require_range(own, "min_learning_rate_fraction", self.min_learning_rate_fraction, 0.0, 1.0)
         for name in ("warmup_iterations", "decay_iterations"):
             if getattr(self, name) and self.adaptive_learning_rate:
-                raise ConfigError(f"{own}.{name} and adaptive_learning_rate both set the learning rate; choose one")
+                raise ConfigError(
+                    f"{own}.{name} and adaptive_learning_rate both set the learning "
+                    "rate; choose one"
+                )
         for name in ("grad_clip", "target_kl"):
             require_above_zero(own, name, getattr(self, name))
         require_betas(own, self.betas)
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
-                f"{own}.reward_names={list(self.reward_names)!r} and reward_weights={list(self.reward_weights)!r} "
-                f"differ in length; give one weight per name"
+                f"{own}.reward_names={list(self.reward_names)!r} and "
+                f"reward_weights={list(self.reward_weights)!r} differ in length; give one weight "
+                "per name"
             )
         if self.decouple_rewards and self.advantage != "grpo":
-            raise ConfigError(f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}")
+            raise ConfigError(
+                f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}"
+            )
         if self.decouple_rewards and self.group_scale == "running_std":
-            raise ConfigError(f"{own}.decouple_rewards cannot share one running_std between rewards; use group_scale='std'")
+            raise ConfigError(
+                f"{own}.decouple_rewards cannot share one running_std between "
+                "rewards; use group_scale='std'"
+            )
         if self.adaptive_learning_rate and self.target_kl is None:
-            raise ConfigError(f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)")
+            raise ConfigError(
+                f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)"
+            )
 
     def _check_vtrace(self) -> None:
         own = "algorithm"
@@ -335,27 +407,32 @@ class PPOConfig:
             require_above_zero(own, name, getattr(self, name))
         if self.vtrace_c_cap > self.vtrace_rho_cap:
             raise ConfigError(
-                f"{own}.vtrace_c_cap={self.vtrace_c_cap:g} must be at most vtrace_rho_cap={self.vtrace_rho_cap:g}, or what "
-                f"comes later would be believed more than what was seen"
+                f"{own}.vtrace_c_cap={self.vtrace_c_cap:g} must be at most "
+                f"vtrace_rho_cap={self.vtrace_rho_cap:g}, or what comes later would be believed "
+                "more than what was seen"
             )
         if self.advantage == "vtrace" and not self.recompute_old_log_prob:
             raise ConfigError(
                 f"{own}.advantage=vtrace weighs decisions by how likely they are now, which "
-                f"{own}.recompute_old_log_prob=false does not ask: use recompute_old_log_prob=true, or advantage=gae"
+                f"{own}.recompute_old_log_prob=false does not ask: use "
+                "recompute_old_log_prob=true, or advantage=gae"
             )
 
     def check_policy(self, policy: Any) -> None:
-        """Raise `ConfigError` where the ratio would join entries that ``policy`` (or its config) samples together.
+        """Raise `ConfigError` where the ratio would join entries that ``policy`` (or its config)
+        samples together.
 
-        With noise shared over h control steps (correlation ρ), a mean that moves by d standard deviations gives the ratio of
-        a whole chunk the mean exp(½·d²·h·(h − 1)·ρ) instead of 1: 1.25 for d = 0.1, h = 8, ρ = 0.8.
+        With noise shared over h control steps (correlation ρ), a mean that moves by d standard
+        deviations gives the ratio of a whole chunk the mean exp(½·d²·h·(h − 1)·ρ) instead of 1:
+        1.25 for d = 0.1, h = 8, ρ = 0.8.
         """
         kept = KEPT_AXIS.get(self.ratio_level)
         joined = [axis for axis in asked(policy, NoiseOptions).correlated_axes if axis != kept]
         if self.ratio_level == "token" or not joined:
             return
         raise ConfigError(
-            f"algorithm.ratio_level={self.ratio_level} takes the entries along {', '.join(joined)} for independent, and "
-            "policy.noise_correlation ties them together: the ratio's mean would not be 1 and clipping would decide the "
-            "update. Set algorithm.ratio_level=token or policy.noise_correlation=0"
+            f"algorithm.ratio_level={self.ratio_level} takes the entries along {', '.join(joined)} "
+            "for independent, and policy.noise_correlation ties them together: the ratio's mean "
+            "would not be 1 and clipping would decide the update. Set algorithm.ratio_level=token "
+            "or policy.noise_correlation=0"
         )

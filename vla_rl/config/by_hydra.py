@@ -1,5 +1,6 @@
-"""Hydra's part of `vla_rl.config.compose`. What it makes of a choice of files is kept while the files stay as they are: that
-takes a tenth of a second, and a comparison, a study and the tests compose a choice with other values again and again."""
+"""Hydra's part of `vla_rl.config.compose`. What it makes of a choice of files is kept while the
+files stay as they are: that takes a tenth of a second, and a comparison, a study and the tests
+compose a choice with other values again and again."""
 
 from __future__ import annotations
 
@@ -9,23 +10,34 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-_KEPT: dict[tuple[str, ...], Any] = {}  # Hydra's tree by the words that choose files, interpolations unresolved
+# Hydra's tree by the words that choose files, interpolations unresolved
+_KEPT: dict[tuple[str, ...], Any] = {}
 _FILES: list[Any] = [None]  # what `_KEPT` was made of
 
 
-def composed(words: Sequence[str], folders: Sequence[Path], groups: Collection[str], keep: bool = True) -> Any:
-    """The tree with its interpolations resolved. ``words`` are Hydra's: ``group=choice``, ``++key=value`` and others.
+def composed(
+    words: Sequence[str], folders: Sequence[Path], groups: Collection[str], keep: bool = True
+) -> Any:
+    """The tree with its interpolations resolved. ``words`` are Hydra's: ``group=choice``,
+    ``++key=value`` and others.
 
-    ``folders``: the one with ``config.yaml``, then those that the words search. ``keep=False`` where more than their files
-    takes part. Raises what Hydra raises.
+    ``folders``: the one with ``config.yaml``, then those that the words search. ``keep=False``
+    where more than their files takes part. Raises what Hydra raises.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     choices = tuple(word for word in words if _chooses(word, groups))
-    values = _values([word for word in words if not _chooses(word, groups)], groups) if keep else None
+    values = (
+        _values([word for word in words if not _chooses(word, groups)], groups) if keep else None
+    )
     if values is not None:
-        files = [(f, s.st_mtime_ns, s.st_size) for d in folders for f in d.rglob("*.yaml") for s in [f.stat()]]
+        files = [
+            (f, s.st_mtime_ns, s.st_size)
+            for d in folders
+            for f in d.rglob("*.yaml")
+            for s in [f.stat()]
+        ]
         if files != _FILES[0]:
             _KEPT.clear()
             _FILES[0] = files
@@ -62,11 +74,19 @@ def _chooses(word: str, groups: Collection[str]) -> bool:
 
 
 def _values(words: Sequence[str], groups: Collection[str]) -> list[tuple[str, Any]] | None:
-    """(key, value) of every ``++key=value``; None where a word is another, whose order among them may matter."""
+    """(key, value) of every ``++key=value``; None where a word is another, whose order among
+    them may matter."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     keys = [word.partition("=")[0] for word in words]
-    if not all(re.fullmatch(r"\+\+[^@/:~+]+", key) and key[2:] not in groups and key[2:7] != "hydra" for key in keys):
+    if not all(
+        re.fullmatch(r"\+\+[^@/:~+]+", key) and key[2:] not in groups and key[2:7] != "hydra"
+        for key in keys
+    ):
         return None
     parsed = OverridesParser.create().parse_overrides(list(words))
-    return None if any(one.is_sweep_override() for one in parsed) else [(one.key_or_group, one.value()) for one in parsed]
+    return (
+        None
+        if any(one.is_sweep_override() for one in parsed)
+        else [(one.key_or_group, one.value()) for one in parsed]
+    )

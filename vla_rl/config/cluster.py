@@ -1,4 +1,5 @@
-"""The options of the cluster: where rollouts happen, how many of them, and how far they may run ahead of the learner."""
+"""The options of the cluster: where rollouts happen, how many of them, and how far they may run
+ahead of the learner."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from dataclasses import dataclass
 
 from vla_rl.errors import ConfigError
 
-# How many versions old an episode may be as it is learned from, where `RayConfig.max_staleness` does not say.
+# How many versions old an episode may be as it is learned from, where `RayConfig.max_staleness`
+# does not say.
 MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
 CORRECTIONS = ("truncate", "mask", "none")
 SENT = ("float32", "bfloat16")
 PLACEMENTS = ("free", "colocated", "disaggregated", "hybrid", "auto")
-WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")  # the other options say how and where to compute
+# the other options say how and where to compute
+WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")
 
 
 @dataclass
@@ -29,8 +32,9 @@ class LocalConfig:
     def __post_init__(self) -> None:
         if self.mode != "sync" or self.max_staleness or self.max_late:
             raise ConfigError(
-                f"cluster.mode={self.mode} with cluster.max_staleness={self.max_staleness or 0} lets rollouts run ahead of "
-                f"the learner, which takes processes of their own: add cluster=ray, or leave both out"
+                f"cluster.mode={self.mode} with cluster.max_staleness={self.max_staleness or 0} "
+                "lets rollouts run ahead of the learner, which takes processes of their own: add "
+                "cluster=ray, or leave both out"
             )
 
     @property
@@ -42,34 +46,41 @@ class LocalConfig:
 class RayConfig:
     """Rollouts in actors of Ray, each with the env, the engine and the policy that a local run has.
 
-    ``address`` "local" starts Ray on this machine for this run; "auto" or HOST:PORT joins a cluster. ``rollouts`` actors
-    share an iteration's episodes; each reserves ``rollout_cpus`` and ``rollout_gpus`` (0: nothing; for Ray these are
-    numbers to plan with, not limits) and has ``threads`` torch threads (0: its part of the run's own).
+    ``address`` "local" starts Ray on this machine for this run; "auto" or HOST:PORT joins a
+    cluster. ``rollouts`` actors share an iteration's episodes; each reserves ``rollout_cpus`` and
+    ``rollout_gpus`` (0: nothing; for Ray these are numbers to plan with, not limits) and has
+    ``threads`` torch threads (0: its part of the run's own).
 
-    ``inference`` actors hold the policy and act for the rollout actors, which then need none (0: each acts itself).
+    ``inference`` actors hold the policy and act for the rollout actors, which then need none (0:
+    each acts itself).
 
     ``reward_workers`` actors score episodes as they end (0: the driver does).
 
-    ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their weights spread
-    ("sharded": FSDP2) or whole ("replicated").
+    ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their
+    weights spread ("sharded": FSDP2) or whole ("replicated").
 
-    ``placement`` says which actors share a device (`placement.py`): ``free`` none, each is where Ray finds what it reserves;
-    ``colocated`` a rank and those that act, which take turns; ``disaggregated`` each has its own; ``hybrid`` these are on
-    other nodes than the rollout actors, which are on ``env_nodes`` nodes, at least one on each; ``auto`` chooses one of them
-    and the numbers by the service times of ``times``, a run's folder or a file.
+    ``placement`` says which actors share a device (`placement.py`): ``free`` none, each is where
+    Ray finds what it reserves; ``colocated`` a rank and those that act, which take turns;
+    ``disaggregated`` each has its own; ``hybrid`` these are on other nodes than the rollout actors,
+    which are on ``env_nodes`` nodes, at least one on each; ``auto`` chooses one of them and the
+    numbers by the service times of ``times``, a run's folder or a file.
 
-    ``mode`` sync: rollouts wait for the learner. pipelined, async: they overlap, and no episode starts that could be more
-    than ``max_staleness`` versions old when it is learned from (None: 0, 1 and 2 in the three modes). What older policies
-    chose is then weighed by ``correction``: PPO's ``algorithm.behavior_weight``, where that is none itself. A checkpoint
-    keeps the episodes that wait to be learned from, unless ``save_ready`` is false: then they run again after a resume.
-    ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to so many iterations later.
+    ``mode`` sync: rollouts wait for the learner. pipelined, async: they overlap, and no episode
+    starts that could be more than ``max_staleness`` versions old when it is learned from (None: 0,
+    1 and 2 in the three modes). What older policies chose is then weighed by ``correction``: PPO's
+    ``algorithm.behavior_weight``, where that is none itself. A checkpoint keeps the episodes that
+    wait to be learned from, unless ``save_ready`` is false: then they run again after a resume.
+    ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to so many
+    iterations later.
 
-    ``sent`` bfloat16: actors act with weights rounded to that, half the bytes of float32 ones; the learner keeps its own.
+    ``sent`` bfloat16: actors act with weights rounded to that, half the bytes of float32 ones; the
+    learner keeps its own.
 
-    An actor gets ``start_timeout`` seconds to be ready, and one that decides nothing for ``hang_timeout`` seconds is taken
-    for dead. Dead ones are replaced and their episodes run again; after ``max_failures`` in a row, without an episode in
-    between, the run ends. ``object_store_mib`` is what a Ray that is started here keeps of objects in memory; the rest goes
-    to disk. ``trusted_network`` joins a cluster that asks for no token.
+    An actor gets ``start_timeout`` seconds to be ready, and one that decides nothing for
+    ``hang_timeout`` seconds is taken for dead. Dead ones are replaced and their episodes run again;
+    after ``max_failures`` in a row, without an episode in between, the run ends.
+    ``object_store_mib`` is what a Ray that is started here keeps of objects in memory; the rest
+    goes to disk. ``trusted_network`` joins a cluster that asks for no token.
     """
 
     # sync | pipelined | async: whether rollouts wait for the learner
@@ -126,37 +137,59 @@ class RayConfig:
         if self.mode not in MODES:
             raise ConfigError(f"cluster.mode is {self.mode!r}, choose one of {', '.join(MODES)}")
         if self.learner_mode not in LEARNER_MODES:
-            raise ConfigError(f"cluster.learner_mode is {self.learner_mode!r}, choose one of {', '.join(LEARNER_MODES)}")
+            raise ConfigError(
+                f"cluster.learner_mode is {self.learner_mode!r}, choose one of "
+                f"{', '.join(LEARNER_MODES)}"
+            )
         if self.correction not in CORRECTIONS:
-            raise ConfigError(f"cluster.correction is {self.correction!r}, choose one of {', '.join(CORRECTIONS)}")
+            raise ConfigError(
+                f"cluster.correction is {self.correction!r}, choose one of {', '.join(CORRECTIONS)}"
+            )
         if self.sent not in SENT:
             raise ConfigError(f"cluster.sent is {self.sent!r}, choose one of {', '.join(SENT)}")
         if self.mode != "async" and self.max_staleness not in (None, MODES[self.mode]):
             raise ConfigError(
-                f"cluster.max_staleness={self.max_staleness}: cluster.mode={self.mode} is staleness {MODES[self.mode]}. Use "
-                f"cluster.mode=async to choose it"
+                f"cluster.max_staleness={self.max_staleness}: cluster.mode={self.mode} is "
+                f"staleness {MODES[self.mode]}. Use cluster.mode=async to choose it"
             )
         if self.max_late and self.max_late >= self.ahead:
             raise ConfigError(
-                f"cluster.max_late={self.max_late} needs episodes to spare, which start before their iteration: use "
-                f"cluster.mode=async with cluster.max_staleness={self.max_late + 1} or more"
+                f"cluster.max_late={self.max_late} needs episodes to spare, which start before "
+                "their iteration: use cluster.mode=async with "
+                f"cluster.max_staleness={self.max_late + 1} or more"
             )
         for name, least in (
-            ("max_staleness", 0), ("max_late", 0), ("rollouts", 1), ("rollout_cpus", 0), ("rollout_gpus", 0), ("threads", 0),
-            ("inference", 0), ("inference_cpus", 0), ("inference_gpus", 0), ("learners", 0), ("learner_cpus", 0),
-            ("learner_gpus", 0), ("reward_workers", 0), ("reward_cpus", 0), ("reward_gpus", 0), ("max_failures", 1),
-            ("object_store_mib", 75), ("env_nodes", 0),
-        ):  # fmt: skip
+            ("max_staleness", 0),
+            ("max_late", 0),
+            ("rollouts", 1),
+            ("rollout_cpus", 0),
+            ("rollout_gpus", 0),
+            ("threads", 0),
+            ("inference", 0),
+            ("inference_cpus", 0),
+            ("inference_gpus", 0),
+            ("learners", 0),
+            ("learner_cpus", 0),
+            ("learner_gpus", 0),
+            ("reward_workers", 0),
+            ("reward_cpus", 0),
+            ("reward_gpus", 0),
+            ("max_failures", 1),
+            ("object_store_mib", 75),
+            ("env_nodes", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"cluster.{name}={value} must be {least} or more")
             if name.endswith("_gpus") and value > 1 and value != int(value):
-                raise ConfigError(f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one")
+                raise ConfigError(
+                    f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one"
+                )
         self._check_placement()
         if self.inference > self.rollouts:
             raise ConfigError(
-                f"cluster.inference={self.inference} actors would act for cluster.rollouts={self.rollouts}: use at most as "
-                f"many"
+                f"cluster.inference={self.inference} actors would act for "
+                f"cluster.rollouts={self.rollouts}: use at most as many"
             )
         for name in ("start_timeout", "hang_timeout"):
             if not getattr(self, name) > 0:
@@ -164,35 +197,54 @@ class RayConfig:
         host, colon, port = self.address.rpartition(":")
         if self.address not in ("local", "auto") and not (host and colon and port.isdigit()):
             raise ConfigError(
-                f"cluster.address={self.address!r} must be local (start Ray here), auto (join the one on this machine) or "
-                f"HOST:PORT (of the head node, such as 10.0.0.1:6379)"
+                f"cluster.address={self.address!r} must be local (start Ray here), auto (join the "
+                "one on this machine) or HOST:PORT (of the head node, such as 10.0.0.1:6379)"
             )
 
     def _check_placement(self) -> None:
         given = f"cluster.placement={self.placement}"
         if self.placement not in PLACEMENTS:
-            raise ConfigError(f"cluster.placement is {self.placement!r}, choose one of {', '.join(PLACEMENTS)}")
+            raise ConfigError(
+                f"cluster.placement is {self.placement!r}, choose one of {', '.join(PLACEMENTS)}"
+            )
         if self.placement == "auto":
             numbers = {"rollouts": 1, "inference": 0, "learners": 0, "env_nodes": 0}
             if said := [name for name, own in numbers.items() if getattr(self, name) != own]:
-                raise ConfigError(f"{given} chooses the numbers of actors: leave cluster.{said[0]} out, or name a placement")
+                raise ConfigError(
+                    f"{given} chooses the numbers of actors: leave cluster.{said[0]} "
+                    "out, or name a placement"
+                )
         elif self.placement != "free" and not self.learners:
-            raise ConfigError(f"{given} says where learner ranks are: add cluster.learners=1 or more, or use free")
+            raise ConfigError(
+                f"{given} says where learner ranks are: add cluster.learners=1 or more, or use free"
+            )
         if self.placement in ("auto", "colocated"):
-            shares = [f"cluster.{name}_gpus" for name in ("rollout", "inference", "reward", "learner")]
+            shares = [
+                f"cluster.{name}_gpus" for name in ("rollout", "inference", "reward", "learner")
+            ]
             if said := [name for name in shares if getattr(self, name.partition(".")[2])]:
-                raise ConfigError(f"{given} gives each rank a GPU and divides it among those that take turns: leave "
-                                  f"{', '.join(said)} out")  # fmt: skip
+                raise ConfigError(
+                    f"{given} gives each rank a GPU and divides it among those that "
+                    f"take turns: leave {', '.join(said)} out"
+                )
         if self.placement == "colocated" and self.mode != "sync":
-            raise ConfigError(f"{given} has learning and acting take turns on each device, and cluster.mode={self.mode} has "
-                              f"them overlap: use cluster.mode=sync, or cluster.placement=disaggregated")  # fmt: skip
+            raise ConfigError(
+                f"{given} has learning and acting take turns on each device, and "
+                f"cluster.mode={self.mode} has them overlap: use cluster.mode=sync, "
+                "or cluster.placement=disaggregated"
+            )
         if self.placement == "hybrid":
             if not (self.env_nodes and self.inference):
-                raise ConfigError(f"{given} has rollout actors on nodes of their own, without models: say on how many with "
-                                  f"cluster.env_nodes, and how many actors act for them with cluster.inference")  # fmt: skip
+                raise ConfigError(
+                    f"{given} has rollout actors on nodes of their own, without "
+                    "models: say on how many with cluster.env_nodes, and how many "
+                    "actors act for them with cluster.inference"
+                )
             self.rollouts = max(self.rollouts, self.env_nodes)
         elif self.env_nodes:
-            raise ConfigError(f"cluster.env_nodes={self.env_nodes} goes with cluster.placement=hybrid")
+            raise ConfigError(
+                f"cluster.env_nodes={self.env_nodes} goes with cluster.placement=hybrid"
+            )
         if self.times and self.placement != "auto":
             raise ConfigError(f"cluster.times={self.times} goes with cluster.placement=auto")
 

@@ -17,11 +17,15 @@ from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 
 
-def compose(overrides: Sequence[str] = (), directory: Path | None = None, folders: Sequence[Path] = ()) -> RunConfig:
-    """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1 algorithm.learning_rate=3e-4``).
+def compose(
+    overrides: Sequence[str] = (), directory: Path | None = None, folders: Sequence[Path] = ()
+) -> RunConfig:
+    """Compose ``configs/config.yaml`` with Hydra overrides (``run=quickstart seed=1
+    algorithm.learning_rate=3e-4``).
 
-    ``run=./mine.yaml`` names a file of one's own; ``folders`` hold groups besides those here, as ``--config-dir`` names them
-    (`vla_rl.config.own_files`). Raises `ConfigError` naming the key, the value and what would fit.
+    ``run=./mine.yaml`` names a file of one's own; ``folders`` hold groups besides those here, as
+    ``--config-dir`` names them (`vla_rl.config.own_files`). Raises `ConfigError` naming the key,
+    the value and what would fit.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -32,9 +36,17 @@ def compose(overrides: Sequence[str] = (), directory: Path | None = None, folder
     groups = {d.name for d in directory.iterdir() if d.is_dir()} | {"hydra.searchpath"}
     try:
         with own.known():
-            tree = composed(_forced(words, groups), (directory, *own.folders), groups, keep=not own.stored)
+            tree = composed(
+                _forced(words, groups), (directory, *own.folders), groups, keep=not own.stored
+            )
         config = from_tree(cast(dict[str, Any], tree))
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        YAMLError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:
         raise ConfigError(own.located(_explain(error, (directory, *own.folders)))) from error
     except ConfigError as error:
         raise ConfigError(own.located(str(error))) from error
@@ -48,7 +60,8 @@ def with_run(overrides: Sequence[str], otherwise: Sequence[str]) -> list[str]:
 
 
 def _forced(overrides: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the others with a hint."""
+    """Let value overrides set keys that no YAML lists: the schemas know the keys and refuse the
+    others with a hint."""
     require_key_value(overrides)
     texts = [f.name for f in dataclasses.fields(RunConfig) if f.type == "str"]
     words = [spoken(word, texts) for word in written_out(overrides)]
@@ -62,11 +75,20 @@ def _explain(error: Exception, folders: Sequence[Path]) -> str:
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, RecursionError):
-        return "the defaults of the config files lead in a circle: let none of them name one that names it"
+        return (
+            "the defaults of the config files lead in a circle: let none of them name one that "
+            "names it"
+        )
     if not isinstance(error, HydraException | OmegaConfBaseException):
-        return f"a file in {' or '.join(map(str, folders[1:]))} cannot be read: {' '.join(text.split())}"
-    groups = {d.name: sorted(p.stem for f in folders for p in (f / d.name).glob("*.yaml"))
-              for d in sorted(folders[0].iterdir()) if d.is_dir()}  # fmt: skip
+        return (
+            f"a file in {' or '.join(map(str, folders[1:]))} cannot be read: "
+            f"{' '.join(text.split())}"
+        )
+    groups = {
+        d.name: sorted(p.stem for f in folders for p in (f / d.name).glob("*.yaml"))
+        for d in sorted(folders[0].iterdir())
+        if d.is_dir()
+    }
     missing = re.search(r"[Cc]ould not (?:find|load) '(\w+)/([^']+)'", first)
     if missing and missing[1] in groups:
         group, name = missing.groups()

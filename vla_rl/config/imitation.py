@@ -13,10 +13,11 @@ from vla_rl.diagnostics import Diagnostic, Movement
 class AugmentConfig:
     """Random changes during SFT, drawn per row; 0 turns each off.
 
-    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before resizing back;
-    ``brightness`` and ``contrast`` the largest relative change of each. ``mirror`` is the share of rows that are shown with
-    left and right exchanged, actions too, for robots that declare a `vla_rl.specs.Mirror`. ``proprio`` is the share of rows
-    that get the batch's mean proprioception in place of their own.
+    ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before
+    resizing back; ``brightness`` and ``contrast`` the largest relative change of each. ``mirror``
+    is the share of rows that are shown with left and right exchanged, actions too, for robots that
+    declare a `vla_rl.specs.Mirror`. ``proprio`` is the share of rows that get the batch's mean
+    proprioception in place of their own.
     """
 
     # pixels, with edges repeated
@@ -44,19 +45,22 @@ class ImitationConfig:
     """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
     ``min_learning_rate_fraction`` is its floor.
 
-    ``validation_episodes`` of each task are kept out of training, for the validation loss and the use of images (scripted
-    collection collects so many more; of a given dataset at most a fifth is kept out).
-    ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
-    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`. ``checkpoint_every`` updates a
-    checkpoint is written and checked on the validation episodes. ``base_part``: of hybrid demonstrations
-    (``collect.base_share``) also what the frozen policy did before it handed over. ``filter``: the folder of a trained
-    reward which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
-    ``first_share``: about so many more of a batch's rows are an episode's first decision, where only images and instruction
-    tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or
-    "sent", what was done, with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
-    which is what steering it needs. ``failures``: also learn from demonstrations that are marked as failed (in a replay too;
-    rewards are always shown them, as failures). ``ram_bytes``: datasets whose decoded pictures are more stay on the disk;
-    they are decoded as they are drawn, ahead of use, and so many bytes of them are kept.
+    ``validation_episodes`` of each task are kept out of training, for the validation loss and the
+    use of images (scripted collection collects so many more; of a given dataset at most a fifth is
+    kept out). ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer``
+    keeps the optimiser's state in host memory. ``max_bad_updates`` non-finite updates in a row
+    raise `TrainingDiverged`. ``checkpoint_every`` updates a checkpoint is written and checked on
+    the validation episodes. ``base_part``: of hybrid demonstrations (``collect.base_share``) also
+    what the frozen policy did before it handed over. ``filter``: the folder of a trained reward
+    which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop
+    filter); "": all is. ``first_share``: about so many more of a batch's rows are an episode's
+    first decision, where only images and instruction tell what to do (keyframes: Wen et al. 2021,
+    arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or "sent", what was done,
+    with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
+    which is what steering it needs. ``failures``: also learn from demonstrations that are marked as
+    failed (in a replay too; rewards are always shown them, as failures). ``ram_bytes``: datasets
+    whose decoded pictures are more stay on the disk; they are decoded as they are drawn, ahead of
+    use, and so many bytes of them are kept.
     """
 
     # optimiser steps
@@ -97,9 +101,22 @@ class ImitationConfig:
 
     def __post_init__(self) -> None:
         require_choice("sft", "labels", self.labels, ("clean", "sent"))
-        for name in ("updates", "checkpoint_every", "batch_size", "micro_batch_size", "max_bad_updates"):
+        for name in (
+            "updates",
+            "checkpoint_every",
+            "batch_size",
+            "micro_batch_size",
+            "max_bad_updates",
+        ):
             require_range("sft", name, getattr(self, name), 1)
-        for name in ("learning_rate", "warmup_updates", "weight_decay", "grad_clip", "validation_episodes", "ram_bytes"):
+        for name in (
+            "learning_rate",
+            "warmup_updates",
+            "weight_decay",
+            "grad_clip",
+            "validation_episodes",
+            "ram_bytes",
+        ):
             require_range("sft", name, getattr(self, name), 0)
         require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
         require_range("sft", "first_share", self.first_share, 0, 1)
@@ -109,11 +126,12 @@ class ImitationConfig:
 
 @dataclass
 class MemoryConfig:
-    """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no memory), and imitated in
-    ``updates`` updates after each iteration of RL, ``batch_size`` decisions at a time. ``demonstration_share`` of those are
-    the run's demonstrations, where it has some; ``first_share`` more of them are an episode's first decision. In each
-    iteration the learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so that the
-    policy that acts next has settled (`docs/explanation/ppo.md`).
+    """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no
+    memory), and imitated in ``updates`` updates after each iteration of RL, ``batch_size``
+    decisions at a time. ``demonstration_share`` of those are the run's demonstrations, where it has
+    some; ``first_share`` more of them are an episode's first decision. In each iteration the
+    learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so
+    that the policy that acts next has settled (`docs/explanation/ppo.md`).
     """
 
     # newest successes of each task that are kept; 0: no memory
@@ -141,17 +159,27 @@ class MemoryConfig:
 
 @dataclass
 class FilteredBCConfig:
-    """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch, ``minibatch_size`` at a time.
+    """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch,
+    ``minibatch_size`` at a time.
 
-    ``max_control_steps`` (None: off) also drops successes that took longer, leads included. ``micro_batch_size`` (None: at
-    once) accumulates gradients. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    ``max_control_steps`` (None: off) also drops successes that took longer, leads included.
+    ``micro_batch_size`` (None: at once) accumulates gradients. ``max_bad_updates`` non-finite
+    updates in a row raise `TrainingDiverged`.
     """
 
     diagnostics: ClassVar = (
-        Diagnostic("filtered_bc/loss", "Loss on successes", "How well the policy repeats what succeeded."),
-        Diagnostic("filtered_bc/entropy", "Entropy", "Randomness of the actions. A collapse to 0 ends exploration."),
+        Diagnostic(
+            "filtered_bc/loss", "Loss on successes", "How well the policy repeats what succeeded."
+        ),
+        Diagnostic(
+            "filtered_bc/entropy",
+            "Entropy",
+            "Randomness of the actions. A collapse to 0 ends exploration.",
+        ),
     )
-    movement: ClassVar = Movement(updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates")
+    movement: ClassVar = Movement(
+        updates="filtered_bc/updates", skipped_total="filtered_bc/skipped_updates"
+    )
     gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     # of AdamW
@@ -183,7 +211,13 @@ class FilteredBCConfig:
         return self.augment.mirror > 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatch_size", "micro_batch_size", "max_control_steps", "max_bad_updates"):
+        for name in (
+            "epochs",
+            "minibatch_size",
+            "micro_batch_size",
+            "max_control_steps",
+            "max_bad_updates",
+        ):
             require_range("algorithm", name, getattr(self, name), 1)
         for name in ("learning_rate", "weight_decay", "grad_clip"):
             require_range("algorithm", name, getattr(self, name), 0)

@@ -13,8 +13,9 @@ STARTS = ("any", "first")
 
 @dataclass
 class DynamicsConfig:
-    """An ensemble of ``count`` networks of widths ``hidden`` that predicts what follows a decision; the ``elites`` with the
-    least error on ``held_out`` of the decisions imagine. Wide frames are read as ``components`` principal components.
+    """An ensemble of ``count`` networks of widths ``hidden`` that predicts what follows a decision;
+    the ``elites`` with the least error on ``held_out`` of the decisions imagine. Wide frames are
+    read as ``components`` principal components.
 
     ``updates`` of ``batch_size`` decisions; it is made anew each round.
     """
@@ -42,29 +43,37 @@ class DynamicsConfig:
         require_range(own, "elites", self.elites, 1, self.count)
         require_above_zero(own, "learning_rate", self.learning_rate)
         if not 0.0 < self.held_out < 1.0:
-            raise ConfigError(f"{own}.held_out={self.held_out!r} is out of range; use a value between 0 and 1")
+            raise ConfigError(
+                f"{own}.held_out={self.held_out!r} is out of range; use a value between 0 and 1"
+            )
         if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"{own}.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+            raise ConfigError(
+                f"{own}.hidden={list(self.hidden)!r} needs at least one width, each 1 or more"
+            )
 
 
 @dataclass
 class OfflineConfig:
-    """The phase ``offline``: ``rounds`` of learning from the data so far (0: the phase has nothing to do).
+    """The phase ``offline``: ``rounds`` of learning from the data so far (0: the phase has nothing
+    to do).
 
-    Data: demonstrations, ``start_episodes`` of the policy as it begins, and ``episodes`` of it after each round.
-    Critics: ``critic_updates`` of IQL a round on batches of ``batch_size``, ``expectile``, ``gamma`` per control step.
+    Data: demonstrations, ``start_episodes`` of the policy as it begins, and ``episodes`` of it
+    after each round. Critics: ``critic_updates`` of IQL a round on batches of ``batch_size``,
+    ``expectile``, ``gamma`` per control step.
 
-    Imitation: before its candidates a round makes ``imitation_updates`` of the policy's supervised loss (0: none),
-    ``imitation_batch`` rows each, on demonstrations and on what was solved so far; the rate falls from
-    ``imitation_learning_rate`` to 0.
+    Imitation: before its candidates a round makes ``imitation_updates`` of the policy's supervised
+    loss (0: none), ``imitation_batch`` rows each, on demonstrations and on what was solved so far;
+    the rate falls from ``imitation_learning_rate`` to 0.
 
-    Policy: a round makes ``candidates`` in turn. For each the policy decides on ``states`` drawn from the data; PPO on the
-    denoising chain raises what the critics prefer, ``epochs`` in minibatches of ``minibatch_size``, with a clip range of
-    ``clip`` that falls linearly to 0 over the phase. Its other options are the run's ``algorithm``.
+    Policy: a round makes ``candidates`` in turn. For each the policy decides on ``states`` drawn
+    from the data; PPO on the denoising chain raises what the critics prefer, ``epochs`` in
+    minibatches of ``minibatch_size``, with a clip range of ``clip`` that falls linearly to 0 over
+    the phase. Its other options are the run's ``algorithm``.
 
-    Gate: a candidate stays if its estimate exceeds that of the policy before by ``min_gain`` times its size, else weights
-    and optimiser go back (``gate=false``: all stay). The estimate is the mean Q of ``horizon`` decisions that both take from
-    ``gate_states`` (``starts``: any, or the first of episodes) in the learned model.
+    Gate: a candidate stays if its estimate exceeds that of the policy before by ``min_gain`` times
+    its size, else weights and optimiser go back (``gate=false``: all stay). The estimate is the
+    mean Q of ``horizon`` decisions that both take from ``gate_states`` (``starts``: any, or the
+    first of episodes) in the learned model.
 
     ``evaluate``: held-out episodes after each round.
     """
@@ -116,16 +125,31 @@ class OfflineConfig:
 
     def __post_init__(self) -> None:
         own = "offline"
-        for name in ("rounds", "start_episodes", "episodes", "min_gain", "critic_updates", "imitation_updates"):
+        for name in (
+            "rounds",
+            "start_episodes",
+            "episodes",
+            "min_gain",
+            "critic_updates",
+            "imitation_updates",
+        ):
             require_range(own, name, getattr(self, name), 0)
         for name in (
-            "batch_size", "candidates", "states", "epochs", "minibatch_size", "horizon", "gate_states",
+            "batch_size",
+            "candidates",
+            "states",
+            "epochs",
+            "minibatch_size",
+            "horizon",
+            "gate_states",
             "imitation_batch",
-        ):  # fmt: skip
+        ):
             require_range(own, name, getattr(self, name), 1)
         for name in ("learning_rate", "imitation_learning_rate", "clip", "grad_clip"):
             require_above_zero(own, name, getattr(self, name))
         require_range(own, "gamma", self.gamma, 0.0, 1.0)
         if not 0.0 < self.expectile < 1.0:
-            raise ConfigError(f"{own}.expectile={self.expectile!r} is out of range; use a value between 0 and 1")
+            raise ConfigError(
+                f"{own}.expectile={self.expectile!r} is out of range; use a value between 0 and 1"
+            )
         require_choice(own, "starts", self.starts, STARTS)

@@ -1,7 +1,8 @@
 """``key=value`` words of a command line, as Hydra's grammar takes them.
 
-That grammar knows ASCII letters and some signs. A name in another script and a path with an apostrophe are values too: such
-a text is put into quotes here, and so is each entry of a list. What Hydra reads itself stays as it is.
+That grammar knows ASCII letters and some signs. A name in another script and a path with an
+apostrophe are values too: such a text is put into quotes here, and so is each entry of a list. What
+Hydra reads itself stays as it is.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ def require_key_value(words: Sequence[str]) -> None:
         if (not equals and not text.startswith("~")) or not key.strip("+~. "):
             raise ConfigError(f"{text!r} is not an override of the form key=value. {EXAMPLE}")
         if not _KEY.fullmatch(key):
-            raise ConfigError(f"unknown config key {key!r} (value {value!r}): keys are ASCII words with dots. {EXAMPLE}")
+            raise ConfigError(
+                f"unknown config key {key!r} (value {value!r}): keys are ASCII words "
+                f"with dots. {EXAMPLE}"
+            )
         if bad := [c for c in value if c == "\0" or "\ud800" <= c <= "\udfff"]:
             raise ConfigError(
-                f"{key}={value!r}: {bad[0]!r} is no character of this terminal's encoding. Set LC_ALL=C.UTF-8 or "
-                f"PYTHONUTF8=1, or use another name"
+                f"{key}={value!r}: {bad[0]!r} is no character of this terminal's encoding. Set "
+                "LC_ALL=C.UTF-8 or PYTHONUTF8=1, or use another name"
             )
 
 
 def spoken(word: str, texts: Collection[str]) -> str:
-    """``key=value`` with quotes where Hydra needs some. The values of the keys ``texts`` are texts, whatever they look like
-    (``name=1e3``, ``output_dir=a,b``). Raises `ConfigError` for what even so is no value, or is several."""
+    """``key=value`` with quotes where Hydra needs some. The values of the keys ``texts`` are texts,
+    whatever they look like (``name=1e3``, ``output_dir=a,b``). Raises `ConfigError` for what even
+    so is no value, or is several."""
     key, equals, value = word.partition("=")
     if not equals:
         return word
@@ -43,14 +48,15 @@ def spoken(word: str, texts: Collection[str]) -> str:
         raise ConfigError(_unreadable(word))
     if found.is_sweep_override():
         raise ConfigError(
-            f"{word} names several values, and a run takes one. Write a list in brackets, {key}=[...], and a text that has "
-            f"commas or brackets in quotes: {_typed(key, value)}"
+            f"{word} names several values, and a run takes one. Write a list in brackets, "
+            f"{key}=[...], and a text that has commas or brackets in quotes: {_typed(key, value)}"
         )
     return f"{key}={made}"
 
 
 def dotlist(words: Sequence[str]) -> Any:
-    """``key=value`` words as OmegaConf reads them, whose values are YAML. Raises `ConfigError` for one that is none."""
+    """``key=value`` words as OmegaConf reads them, whose values are YAML. Raises `ConfigError`
+    for one that is none."""
     from omegaconf import OmegaConf
     from yaml import YAMLError
 
@@ -63,21 +69,30 @@ def dotlist(words: Sequence[str]) -> Any:
 
 
 def _unreadable(word: str) -> str:
-    """What is wrong with ``key=value``, which no grammar reads, and how to write what may have been meant."""
+    """What is wrong with ``key=value``, which no grammar reads, and how to write what may have
+    been meant."""
     key, _, value = word.partition("=")
     value = value.strip()
     opened, closed = value[:1], value[-1:] if len(value) > 1 else ""
     as_text = f"Where it belongs to the text, type {_typed(key, value)}"
     if opened in ("'", '"'):
         inside = value[1:].replace(f"\\{opened}", "")
-        what = "is opened and not closed" if opened not in inside else "is closed before the end of the value"
+        what = (
+            "is opened and not closed"
+            if opened not in inside
+            else "is closed before the end of the value"
+        )
         return f"{word}: the quote {opened} {what}. {as_text}"
     if opened in ("[", "{") and (end := {"[": "]", "{": "}"}[opened]) != closed:
-        return f"{word}: {opened} is opened and not closed: write {end} behind the last entry. {as_text}"
+        return (
+            f"{word}: {opened} is opened and not closed: write {end} behind the last entry. "
+            f"{as_text}"
+        )
     if opened == "{":
         return (
-            f"{word}: a mapping is written {key}={{word: value, word: value}}, each word of ASCII letters, digits and _, "
-            f"and every quote closed. Others can stand in a file of your own: run=./mine.yaml. {as_text}"
+            f"{word}: a mapping is written {key}={{word: value, word: value}}, each word of ASCII "
+            "letters, digits and _, and every quote closed. Others can stand in a file of your "
+            f"own: run=./mine.yaml. {as_text}"
         )
     return f"{word}: {value!r} is no value: close every quote and bracket in it. {as_text}"
 
@@ -112,7 +127,9 @@ def _split(inside: str) -> Iterator[str]:
     for i, c in enumerate(inside):
         if quote:
             quote = "" if c == quote and inside[i - 1] != "\\" else quote
-        elif c in "'\"" and not inside[begun:i].strip(" [{:"):  # an apostrophe within a word opens nothing
+        elif c in "'\"" and not inside[begun:i].strip(
+            " [{:"
+        ):  # an apostrophe within a word opens nothing
             quote = c
         elif c in "[{":
             depth += 1

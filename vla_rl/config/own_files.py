@@ -1,6 +1,8 @@
-"""Config files of a user's own, for `vla_rl.config.compose`: ``run=./mine.yaml``, and folders (``--config-dir``).
+"""Config files of a user's own, for `vla_rl.config.compose`: ``run=./mine.yaml``, and folders
+(``--config-dir``).
 
-Both are Hydra's own ways: a folder joins its search path, and a file is stored in its `ConfigStore` while it composes.
+Both are Hydra's own ways: a folder joins its search path, and a file is stored in its `ConfigStore`
+while it composes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _SEARCHED: ContextVar[tuple[Path, ...]] = ContextVar("config folders of this com
 
 @contextlib.contextmanager
 def searching(folders: Sequence[Path]) -> Iterator[None]:
-    """Config folders that every `vla_rl.config.compose` in the block searches: what ``--config-dir`` sets."""
+    """Config folders that every `vla_rl.config.compose` in the block searches: what
+    ``--config-dir`` sets."""
     token = _SEARCHED.set(tuple(folders))
     try:
         yield
@@ -32,23 +35,33 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A file as a user wrote it, and the line of each key and choice (``rl.iterations``: 4, ``env=toy``: 1)."""
+    """A file as a user wrote it, and the line of each key and choice (``rl.iterations``: 4,
+    ``env=toy``: 1)."""
 
     path: Path
     tree: dict[str, Any]
     lines: Mapping[str, int]
 
     def located(self, text: str, overridden: Collection[str]) -> str:
-        """``text`` after the file and line of the key that it speaks of, where this file set that."""
+        """``text`` after the file and line of the key that it speaks of, where this file set
+        that."""
         said = text.partition(" Did you mean")[0]
-        words = [word for pair in re.findall(r"(([A-Za-z_][\w.]*)(?:=\w+|'| is | has | ?= ?| ?\[))", said) for word in pair]
-        line = next((self.lines[word] for word in words if word in self.lines and word not in overridden), None)
+        words = [
+            word
+            for pair in re.findall(r"(([A-Za-z_][\w.]*)(?:=\w+|'| is | has | ?= ?| ?\[))", said)
+            for word in pair
+        ]
+        line = next(
+            (self.lines[word] for word in words if word in self.lines and word not in overridden),
+            None,
+        )
         return text if line is None else f"{self.path}, line {line}: {text}"
 
 
 @dataclass
 class OwnConfigs:
-    """What an `vla_rl.config.compose` reads besides this project's own files. ``stored``: by the name that Hydra knows."""
+    """What an `vla_rl.config.compose` reads besides this project's own files. ``stored``: by the
+    name that Hydra knows."""
 
     folders: tuple[Path, ...] = ()
     stored: dict[str, OwnFile] = field(default_factory=dict)
@@ -79,7 +92,8 @@ class OwnConfigs:
 def own_configs(
     overrides: Sequence[str], directory: Path, folders: Sequence[Path] = ()
 ) -> tuple[OwnConfigs, list[str]]:
-    """What the overrides and config folders bring along, and the overrides as Hydra then takes them.
+    """What the overrides and config folders bring along, and the overrides as Hydra then takes
+    them.
 
     Raises `ConfigError` for a folder that holds no configs, and for a file that is none.
     """
@@ -102,7 +116,9 @@ def own_configs(
 def _searchpath(folders: Sequence[Path]) -> list[str]:
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    places = [QuotedString(f"file://{folder.resolve()}", Quote.double).with_quotes() for folder in folders]
+    places = [
+        QuotedString(f"file://{folder.resolve()}", Quote.double).with_quotes() for folder in folders
+    ]
     return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
@@ -110,8 +126,9 @@ def _refuse_choices(file: OwnFile, overrides: Sequence[str]) -> None:
     for word in overrides:
         if _is_record(file.tree) and word.lstrip("+").partition("=")[0] in COMPONENTS:
             raise ConfigError(
-                f"{file.path} is the record of a whole run, so that {word} would change nothing: set single values "
-                f"(algorithm.learning_rate=1e-4), or write a file that says only what is to differ"
+                f"{file.path} is the record of a whole run, so that {word} would change nothing: "
+                "set single values (algorithm.learning_rate=1e-4), or write a file that says only "
+                "what is to differ"
             )
 
 
@@ -124,18 +141,28 @@ def _named(group: str, value: str, folders: Sequence[Path]) -> Path | None:
     """The file that ``run=VALUE`` names: a path, or a name in one of the folders."""
     if group != "run" or not value:
         return None
-    found = next((file for folder in folders if (file := folder / "run" / f"{value}.yaml").is_file()), None)
-    return Path(value).expanduser() if found is None and (value.endswith(_SUFFIXES) or "/" in value) else found
+    found = next(
+        (file for folder in folders if (file := folder / "run" / f"{value}.yaml").is_file()), None
+    )
+    return (
+        Path(value).expanduser()
+        if found is None and (value.endswith(_SUFFIXES) or "/" in value)
+        else found
+    )
 
 
 def _check_folder(folder: Path, directory: Path, groups: Sequence[str]) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"--config-dir {folder} is no folder: give one that holds run/NAME.yaml, algorithm/NAME.yaml ...")
+        raise ConfigError(
+            f"--config-dir {folder} is no folder: give one that holds run/NAME.yaml, "
+            "algorithm/NAME.yaml ..."
+        )
     files = [file for group in groups for file in sorted((folder / group).glob("*.yaml"))]
     if not files:
         raise ConfigError(
-            f"--config-dir {folder} holds no configs: they stand in folders of it that are called {', '.join(groups)}, "
-            f"such as {folder}/run/mine.yaml. A single file is named as run={folder}/FILE.yaml"
+            f"--config-dir {folder} holds no configs: they stand in folders of it that are called "
+            f"{', '.join(groups)}, such as {folder}/run/mine.yaml. A single file is named as "
+            f"run={folder}/FILE.yaml"
         )
     for file in files:
         if (ours := directory / file.relative_to(folder)).exists():
@@ -143,7 +170,8 @@ def _check_folder(folder: Path, directory: Path, groups: Sequence[str]) -> None:
 
 
 def _read(path: Path, groups: Sequence[str]) -> OwnFile:
-    """A run's file: it sets what it says, as the files in ``configs/run`` do with their header and ``override /``."""
+    """A run's file: it sets what it says, as the files in ``configs/run`` do with their header
+    and ``override /``."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -153,22 +181,33 @@ def _read(path: Path, groups: Sequence[str]) -> OwnFile:
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = OmegaConf.to_container(OmegaConf.create(text)) if isinstance(root, yaml.MappingNode) else None
+        tree = (
+            OmegaConf.to_container(OmegaConf.create(text))
+            if isinstance(root, yaml.MappingNode)
+            else None
+        )
     except OSError as error:
         raise ConfigError(f"run={path}: {reason(error)}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8 (byte {error.start}): save it as UTF-8") from error
+        raise ConfigError(
+            f"{path} is no text in UTF-8 (byte {error.start}): save it as UTF-8"
+        ) from error
     except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{place} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         said = "is empty" if root is None else f"holds a {root.id}, not a mapping"
-        raise ConfigError(f"{path} {said}: write keys such as 'seed: 1' or 'rl: {{iterations: 10}}'")
+        raise ConfigError(
+            f"{path} {said}: write keys such as 'seed: 1' or 'rl: {{iterations: 10}}'"
+        )
     lines = dict(_lines(root))
     values = cast(dict[str, Any], tree)
     if _is_record(values):  # (it lists no defaults: all of them are in it)
-        defaults: list[Any] = ["_self_", *({f"override /{group}": None} for group in values if group in COMPONENTS)]
+        defaults: list[Any] = [
+            "_self_",
+            *({f"override /{group}": None} for group in values if group in COMPONENTS),
+        ]
     else:
         defaults = _defaults(values, path, groups, lines)
     return OwnFile(path, {"name": path.stem, **values, "defaults": defaults}, lines)
@@ -176,11 +215,14 @@ def _read(path: Path, groups: Sequence[str]) -> OwnFile:
 
 def _is_record(tree: Mapping[str, Any]) -> bool:
     """Whether it is the ``config.yaml`` that a run keeps, which says all."""
-    return "phases" in tree and all(isinstance(tree.get(g), dict) and "type" in tree[g] for g in COMPONENTS[:5])
+    return "phases" in tree and all(
+        isinstance(tree.get(g), dict) and "type" in tree[g] for g in COMPONENTS[:5]
+    )
 
 
 def _lines(node: Any, where: str = "") -> Iterator[tuple[str, int]]:
-    """(dotted key, line) of every key of a YAML tree; anchors may make it a circle, so that depth has an end."""
+    """(dotted key, line) of every key of a YAML tree; anchors may make it a circle, so that
+    depth has an end."""
     import yaml
 
     if isinstance(node, yaml.MappingNode) and where.count(".") < 20:
@@ -190,27 +232,51 @@ def _lines(node: Any, where: str = "") -> Iterator[tuple[str, int]]:
             yield from _lines(value, name)
             if name == "defaults" and isinstance(value, yaml.SequenceNode):
                 for entry in value.value:
-                    for group, choice in entry.value if isinstance(entry, yaml.MappingNode) else [(None, entry)]:
+                    for group, choice in (
+                        entry.value if isinstance(entry, yaml.MappingNode) else [(None, entry)]
+                    ):
                         word = group.value.rpartition("/")[2] if group else "run"
                         yield f"{word}={choice.value}", choice.start_mark.line + 1
 
 
-def _defaults(tree: Mapping[str, Any], path: Path, groups: Sequence[str], lines: Mapping[str, int]) -> list[Any]:
-    """``defaults`` as Hydra wants them in a group: ``env: toy`` chooses (``override /env: toy``), ``run: toy`` or ``toy`` is
-    a run that this one starts from. What the file sets itself goes before."""
+def _defaults(
+    tree: Mapping[str, Any], path: Path, groups: Sequence[str], lines: Mapping[str, int]
+) -> list[Any]:
+    """``defaults`` as Hydra wants them in a group: ``env: toy`` chooses (``override /env: toy``),
+    ``run: toy`` or ``toy`` is a run that this one starts from. What the file sets itself goes
+    before."""
     listed, place = tree.get("defaults") or [], f"{path}, line {lines.get('defaults', 1)}"
     if not isinstance(listed, list):
-        raise ConfigError(f"{place}: defaults must be a list, such as '- env: toy', and is {listed!r}")
+        raise ConfigError(
+            f"{place}: defaults must be a list, such as '- env: toy', and is {listed!r}"
+        )
     found: list[Any] = []
     for entry in listed:
-        group, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("run", entry)
+        group, name = (
+            next(iter(entry.items()))
+            if isinstance(entry, dict) and len(entry) == 1
+            else ("run", entry)
+        )
         if not isinstance(group, str) or not isinstance(name, str):
-            raise ConfigError(f"{place}: defaults has {entry!r}: write '- GROUP: NAME', such as '- env: toy'")
+            raise ConfigError(
+                f"{place}: defaults has {entry!r}: write '- GROUP: NAME', such as '- env: toy'"
+            )
         if name.endswith(_SUFFIXES):
-            raise ConfigError(f"{place}: defaults has {name}: put that file into DIR/run and name it with --config-dir DIR")
+            raise ConfigError(
+                f"{place}: defaults has {name}: put that file into DIR/run and name "
+                "it with --config-dir DIR"
+            )
         if group == "run":
             found.append(name)
         else:
             found.append({f"override /{group}" if group in groups else group: name})
-    chosen = [entry for entry in found if isinstance(entry, dict) and next(iter(entry)).startswith("override ")]
-    return [*(entry for entry in found if entry not in chosen and entry != "_self_"), "_self_", *chosen]
+    chosen = [
+        entry
+        for entry in found
+        if isinstance(entry, dict) and next(iter(entry)).startswith("override ")
+    ]
+    return [
+        *(entry for entry in found if entry not in chosen and entry != "_self_"),
+        "_self_",
+        *chosen,
+    ]

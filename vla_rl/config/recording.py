@@ -11,21 +11,24 @@ from vla_rl.errors import ConfigError
 
 @dataclass
 class RecordingConfig:
-    """The robot, cameras, rate and tasks are read from ``dataset``, a LeRobotDataset v3; nothing is simulated.
+    """The robot, cameras, rate and tasks are read from ``dataset``, a LeRobotDataset v3; nothing is
+    simulated.
 
-    A dataset that this project wrote says which robot it is of, and so does ``embodiment``. Of others the bounds of actions
-    are those of its own actions, wider by ``margin`` of their range on each side, and ``frame``, ``rotation`` and
-    ``gripper`` (words of `vla_rl.specs`) stay "other: as recorded in NAME" where they are not told here.
+    A dataset that this project wrote says which robot it is of, and so does ``embodiment``. Of
+    others the bounds of actions are those of its own actions, wider by ``margin`` of their range on
+    each side, and ``frame``, ``rotation`` and ``gripper`` (words of `vla_rl.specs`) stay "other: as
+    recorded in NAME" where they are not told here.
 
-    ``rename`` {key of the dataset: ours}: ours is observation.state, action, or a camera's name. ``control_hz`` takes every
-    k-th row: its picture and state, and the last of the k actions, which is right where actions are goals, not moves or
-    speeds. They are known to be goals where each is also a number of the state; ``goals`` says so where they are not named
-    alike.
+    ``rename`` {key of the dataset: ours}: ours is observation.state, action, or a camera's name.
+    ``control_hz`` takes every k-th row: its picture and state, and the last of the k actions, which
+    is right where actions are goals, not moves or speeds. They are known to be goals where each is
+    also a number of the state; ``goals`` says so where they are not named alike.
     """
 
     finds_cameras: ClassVar[bool] = True
 
-    # a dataset, a checkpoint or an embodiment.json that says which robot it is of; empty: the dataset itself
+    # a dataset, a checkpoint or an embodiment.json that says which robot it is of; empty: the
+    # dataset itself
     embodiment: str = ""
     # of the robot; empty: what the dataset calls it, else its folder's name
     name: str = ""
@@ -52,11 +55,18 @@ class RecordingConfig:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin <= 10.0:
-            raise ConfigError(f"env.margin={self.margin} is a share of the actions' range: give 0 to 10, such as 0.1")
+            raise ConfigError(
+                f"env.margin={self.margin} is a share of the actions' range: give 0 "
+                "to 10, such as 0.1"
+            )
         if not 0.0 <= self.control_hz < math.inf:
-            raise ConfigError(f"env.control_hz={self.control_hz} must be 0 (every row) or rows per second")
+            raise ConfigError(
+                f"env.control_hz={self.control_hz} must be 0 (every row) or rows per second"
+            )
         if twice := [name for name in self.cameras if self.cameras.count(name) > 1]:
             raise ConfigError(f"env.cameras={self.cameras} names {twice[0]!r} twice")
         ours = list(self.rename.values())
         if twice := [name for name in ours if ours.count(name) > 1]:
-            raise ConfigError(f"env.rename gives two keys of the dataset the name {twice[0]!r}: give each its own")
+            raise ConfigError(
+                f"env.rename gives two keys of the dataset the name {twice[0]!r}: give each its own"
+            )

@@ -1,4 +1,5 @@
-"""Options of the algorithms that learn from a replay (torch-free, see `vla_rl.config.algorithms`)."""
+"""Options of the algorithms that learn from a replay (torch-free, see
+`vla_rl.config.algorithms`)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ CONSERVATISM = ("none", "cql", "cal_ql")
 
 @dataclass
 class CriticsConfig:
-    """An ensemble of ``count`` action values, of which the smallest of ``subset`` random ones is the target (0: of all).
+    """An ensemble of ``count`` action values, of which the smallest of ``subset`` random ones is
+    the target (0: of all).
 
-    ``hidden`` widths; ``head`` mean, hl_gauss or c51, the latter two over ``bins`` values from ``low`` to ``high``; ``tau``:
-    what share of the new weights the targets take at each update.
+    ``hidden`` widths; ``head`` mean, hl_gauss or c51, the latter two over ``bins`` values from
+    ``low`` to ``high``; ``tau``: what share of the new weights the targets take at each update.
     """
 
     # action values of the ensemble
@@ -48,56 +50,77 @@ class CriticsConfig:
         require_range("algorithm.critics", "learning_rate", self.learning_rate, 0)
         require_choice("algorithm.critics", "head", self.head, HEADS)
         if not self.low < self.high:
-            raise ConfigError(f"algorithm.critics.low={self.low} must lie below algorithm.critics.high={self.high}")
+            raise ConfigError(
+                f"algorithm.critics.low={self.low} must lie below "
+                f"algorithm.critics.high={self.high}"
+            )
         if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"algorithm.critics.hidden={list(self.hidden)!r} needs at least one width, each 1 or more")
+            raise ConfigError(
+                f"algorithm.critics.hidden={list(self.hidden)!r} needs at least one "
+                "width, each 1 or more"
+            )
 
 
 def _figures(name: str) -> tuple[Diagnostic, ...]:
     """What all of them show of their critics."""
     return (
-        Diagnostic(f"{name}/critic_loss", "Loss of the critics", "Falls, and rises where new behaviour surprises them."),
         Diagnostic(
-            f"{name}/value_mean", "Value of the drawn decisions",
+            f"{name}/critic_loss",
+            "Loss of the critics",
+            "Falls, and rises where new behaviour surprises them.",
+        ),
+        Diagnostic(
+            f"{name}/value_mean",
+            "Value of the drawn decisions",
             "Within what rewards can sum to; growing without end is overestimation.",
         ),
-    )  # fmt: skip
+    )
 
 
 def _sac_figures(name: str) -> tuple[Diagnostic, ...]:
     return (
         *_figures(name),
-        Diagnostic(f"{name}/temperature", "Temperature", "Weight of the entropy; falls while there is some to spare."),
         Diagnostic(
-            f"{name}/spare_entropy", "Entropy above its target", "In nats; near 0 the actor explores as little as it is to.",
+            f"{name}/temperature",
+            "Temperature",
+            "Weight of the entropy; falls while there is some to spare.",
         ),
-    )  # fmt: skip
+        Diagnostic(
+            f"{name}/spare_entropy",
+            "Entropy above its target",
+            "In nats; near 0 the actor explores as little as it is to.",
+        ),
+    )
 
 
 @dataclass
 class ActorCriticConfig:
     """What TD3 and SAC share.
 
-    Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions`` are there, the first
-    ``critic_warmup`` of all without the actor; the actor learns every ``actor_every`` of them. ``offline_updates`` come
-    before the first episode, on what is there then; with ``conservatism`` (cql, or cal_ql, which spares the actor's values
-    below what the data earned) at ``conservative_weight``, from ``conservative_samples`` actions each at random, of the
-    actor and of the actor at the next frame; with ``max_target_backup`` the target is that of the best of so many
-    actions. Weight and samples are those of WSRL's release (PA-RL's weight: 0.005).
+    Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions``
+    are there, the first ``critic_warmup`` of all without the actor; the actor learns every
+    ``actor_every`` of them. ``offline_updates`` come before the first episode, on what is there
+    then; with ``conservatism`` (cql, or cal_ql, which spares the actor's values below what the data
+    earned) at ``conservative_weight``, from ``conservative_samples`` actions each at random, of the
+    actor and of the actor at the next frame; with ``max_target_backup`` the target is that of the
+    best of so many actions. Weight and samples are those of WSRL's release (PA-RL's weight: 0.005).
 
-    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those decisions of other episodes
-    in which a person chose a step, each as likely (HIL-SERL); ``offline_share`` are of the episodes of other runs that
-    ``replay.offline`` names (``demonstrations_online=false``: neither but before the first episode, as WSRL); the rest are
-    of online episodes, with a person's decisions among them. ``n_step`` decisions of reward; ``gamma`` discounts per control
-    step.
+    Data: of a batch of ``batch_size``, ``demonstration_share`` are demonstrations and those
+    decisions of other episodes in which a person chose a step, each as likely (HIL-SERL);
+    ``offline_share`` are of the episodes of other runs that ``replay.offline`` names
+    (``demonstrations_online=false``: neither but before the first episode, as WSRL); the rest are
+    of online episodes, with a person's decisions among them. ``n_step`` decisions of reward;
+    ``gamma`` discounts per control step.
 
-    Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions, ``action_penalty`` on the squared
-    latent action, ``grad_clip`` on both gradients. ``anchor_coef`` on the squared distance of the latent action to what it
-    was with the same noise as the first episode began; it falls evenly, to nothing after ``anchor_updates`` updates (0: it
-    stays), but not below the share ``anchor_floor``. With ``encoder_online`` false the encoder, which critics train and
-    the actor reads, stays as the updates before the first episode left it, so that what critics learn does not move the
-    actor. ``gripper_penalty`` is what the choices of a gripper that is decided apart (``actor.gripper=discrete``) pay for
-    each time that it turns around.
+    Actor: ``imitation_coef`` on the squared distance to human and demonstrated actions,
+    ``action_penalty`` on the squared latent action, ``grad_clip`` on both gradients.
+    ``anchor_coef`` on the squared distance of the latent action to what it was with the same noise
+    as the first episode began; it falls evenly, to nothing after ``anchor_updates`` updates (0: it
+    stays), but not below the share ``anchor_floor``. With ``encoder_online`` false the encoder,
+    which critics train and the actor reads, stays as the updates before the first episode left it,
+    so that what critics learn does not move the actor. ``gripper_penalty`` is what the choices of a
+    gripper that is decided apart (``actor.gripper=discrete``) pay for each time that it turns
+    around.
     """
 
     gamma_per_control_step: ClassVar[bool] = True  # what is shaped by the discount has to know
@@ -155,32 +178,49 @@ class ActorCriticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "n_step", "actor_every", "conservative_samples", "max_bad_updates"):
+        for name in (
+            "batch_size",
+            "n_step",
+            "actor_every",
+            "conservative_samples",
+            "max_bad_updates",
+        ):
             require_range("algorithm", name, getattr(self, name), 1)
         for name in (
-            "updates_per_decision", "start_decisions", "critic_warmup", "offline_updates", "conservative_weight",
-            "learning_rate", "imitation_coef", "action_penalty", "gripper_penalty", "anchor_coef", "anchor_updates",
-        ):  # fmt: skip
+            "updates_per_decision",
+            "start_decisions",
+            "critic_warmup",
+            "offline_updates",
+            "conservative_weight",
+            "learning_rate",
+            "imitation_coef",
+            "action_penalty",
+            "gripper_penalty",
+            "anchor_coef",
+            "anchor_updates",
+        ):
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)
         for name in ("gamma", "demonstration_share", "offline_share", "anchor_floor"):
             require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
         if self.demonstration_share + self.offline_share > 1:
             raise ConfigError(
-                f"algorithm.demonstration_share={self.demonstration_share:g} and algorithm.offline_share="
-                f"{self.offline_share:g} are more than a batch: they may sum to 1"
+                f"algorithm.demonstration_share={self.demonstration_share:g} and "
+                f"algorithm.offline_share={self.offline_share:g} are more than a batch: they may "
+                "sum to 1"
             )
         require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
         if not (self.encoder_online or self.offline_updates):
             raise ConfigError(
-                "algorithm.encoder_online=false keeps an encoder that learned before the first episode, and "
-                "algorithm.offline_updates=0 teaches it nothing then: set either"
+                "algorithm.encoder_online=false keeps an encoder that learned before the first "
+                "episode, and algorithm.offline_updates=0 teaches it nothing then: set either"
             )
 
 
 @dataclass
 class TD3Config(ActorCriticConfig):
-    """Settings of `TD3`. ``target_noise`` and ``target_clip`` smooth the target action, in units of the latent action."""
+    """Settings of `TD3`. ``target_noise`` and ``target_clip`` smooth the target action, in units
+    of the latent action."""
 
     diagnostics: ClassVar = _figures("td3")
 
@@ -199,8 +239,9 @@ class TD3Config(ActorCriticConfig):
 class SACConfig(ActorCriticConfig):
     """Settings of `SAC`.
 
-    The temperature starts at ``temperature`` and follows ``target_entropy`` (None: minus half the latent dimensions) at
-    ``temperature_learning_rate`` (0: it stays). ``entropy_in_backup`` puts the entropy into the target too.
+    The temperature starts at ``temperature`` and follows ``target_entropy`` (None: minus half the
+    latent dimensions) at ``temperature_learning_rate`` (0: it stays). ``entropy_in_backup`` puts
+    the entropy into the target too.
     """
 
     diagnostics: ClassVar = _sac_figures("sac")
@@ -221,9 +262,10 @@ class SACConfig(ActorCriticConfig):
 
 @dataclass
 class DSRLConfig(SACConfig):
-    """Settings of `DSRL`. ``noise_updates`` steps of the noise critic before each of the actor, each on noises of which
-    ``own_share`` are the actor's and the rest standard normal (DSRL: 0; GR-RL: 0.5). ``support_coef`` on how far the actor's
-    ½‖noise‖² exceeds ``support_limit`` (None: half its dimensions, what a standard normal has on average)."""
+    """Settings of `DSRL`. ``noise_updates`` steps of the noise critic before each of the actor,
+    each on noises of which ``own_share`` are the actor's and the rest standard normal (DSRL: 0;
+    GR-RL: 0.5). ``support_coef`` on how far the actor's ½‖noise‖² exceeds ``support_limit`` (None:
+    half its dimensions, what a standard normal has on average)."""
 
     diagnostics: ClassVar = _sac_figures("dsrl")
 
@@ -244,15 +286,17 @@ class DSRLConfig(SACConfig):
         require_range("algorithm", "support_limit", self.support_limit, 0)
         if self.conservatism != "none" or self.imitation_coef:
             raise ConfigError(
-                "algorithm dsrl chooses noises, which demonstrations do not have: set algorithm.conservatism=none and "
-                "algorithm.imitation_coef=0 (its critic learns from demonstrations all the same)"
+                "algorithm dsrl chooses noises, which demonstrations do not have: set "
+                "algorithm.conservatism=none and algorithm.imitation_coef=0 (its critic learns "
+                "from demonstrations all the same)"
             )
 
 
 @dataclass
 class PARLConfig(ActorCriticConfig):
-    """Settings of `PARL`. ``learning_rate`` is that of the policy, which imitates ``imitation_batch`` improved decisions
-    every ``actor_every`` updates; each is drawn by the softmax of the values over ``temperature`` (0: the best)."""
+    """Settings of `PARL`. ``learning_rate`` is that of the policy, which imitates
+    ``imitation_batch`` improved decisions every ``actor_every`` updates; each is drawn by the
+    softmax of the values over ``temperature`` (0: the best)."""
 
     diagnostics: ClassVar = _figures("parl")
 
@@ -267,15 +311,16 @@ class PARLConfig(ActorCriticConfig):
         require_range("algorithm", "temperature", self.temperature, 0)
         if self.imitation_coef or self.action_penalty or self.anchor_coef:
             raise ConfigError(
-                "algorithm parl imitates what its critic chose, and has no latent action: set algorithm.imitation_coef=0, "
-                "algorithm.action_penalty=0 and algorithm.anchor_coef=0"
+                "algorithm parl imitates what its critic chose, and has no latent action: set "
+                "algorithm.imitation_coef=0, algorithm.action_penalty=0 and algorithm.anchor_coef=0"
             )
 
 
 @dataclass
 class IQLConfig(ActorCriticConfig):
-    """Settings of `IQL`. ``expectile`` of the values that V learns (0.5: the mean; towards 1: the best that was done);
-    decisions are imitated by exp(``beta`` · advantage), at most ``weight_limit``."""
+    """Settings of `IQL`. ``expectile`` of the values that V learns (0.5: the mean; towards 1: the
+    best that was done); decisions are imitated by exp(``beta`` · advantage), at most
+    ``weight_limit``."""
 
     diagnostics: ClassVar = _figures("iql")
 
@@ -291,13 +336,21 @@ class IQLConfig(ActorCriticConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.expectile < 1.0:
-            raise ConfigError(f"algorithm.expectile={self.expectile!r} is out of range; use a value between 0 and 1")
+            raise ConfigError(
+                f"algorithm.expectile={self.expectile!r} is out of range; use a value "
+                "between 0 and 1"
+            )
         require_range("algorithm", "beta", self.beta, 0)
         require_range("algorithm", "weight_limit", self.weight_limit, 1.0)
-        if self.conservatism != "none" or self.imitation_coef or (self.anchor_coef and not self.climbs):
+        if (
+            self.conservatism != "none"
+            or self.imitation_coef
+            or (self.anchor_coef and not self.climbs)
+        ):
             raise ConfigError(
-                "algorithm iql asks its critics about nothing but what was done, and imitates that: set "
-                "algorithm.conservatism=none, algorithm.imitation_coef=0 and algorithm.anchor_coef=0"
+                "algorithm iql asks its critics about nothing but what was done, and imitates "
+                "that: set algorithm.conservatism=none, algorithm.imitation_coef=0 and "
+                "algorithm.anchor_coef=0"
             )
 
 
@@ -311,8 +364,9 @@ class IQLThenSACConfig(IQLConfig, SACConfig):
 
 @dataclass
 class DaggerConfig:
-    """Settings of `Dagger`: ``updates_per_decision`` of ``batch_size`` decisions each, people's alone, for every new
-    decision; ``offline_updates`` on the demonstrations before the first episode."""
+    """Settings of `Dagger`: ``updates_per_decision`` of ``batch_size`` decisions each, people's
+    alone, for every new decision; ``offline_updates`` on the demonstrations before the first
+    episode."""
 
     # decisions of one update, people's alone
     batch_size: int = 256
@@ -333,12 +387,20 @@ class DaggerConfig:
     # of batches; 0: the run's seed
     seed: int = 0
 
-    diagnostics: ClassVar = (Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),)
+    diagnostics: ClassVar = (
+        Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),
+    )
     gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_bad_updates"):
             require_range("algorithm", name, getattr(self, name), 1)
-        for name in ("updates_per_decision", "start_decisions", "offline_updates", "learning_rate", "weight_decay"):
+        for name in (
+            "updates_per_decision",
+            "start_decisions",
+            "offline_updates",
+            "learning_rate",
+            "weight_decay",
+        ):
             require_range("algorithm", name, getattr(self, name), 0)
         require_above_zero("algorithm", "grad_clip", self.grad_clip)

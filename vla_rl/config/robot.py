@@ -1,4 +1,5 @@
-"""Options of a session with an arm: ``vla-rl robot run robot=NAME robot.KEY=VALUE console.KEY=VALUE checkpoint=...``."""
+"""Options of a session with an arm: ``vla-rl robot run robot=NAME robot.KEY=VALUE
+console.KEY=VALUE checkpoint=...``."""
 
 from __future__ import annotations
 
@@ -17,34 +18,59 @@ from vla_rl.diagnostics import Diagnostic
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
 
-# What a learning session logs: {phase of its lines: (what a line stands for, what the report draws)}.
+# What a learning session logs: {phase of its lines: (what a line stands for, what the report
+# draws)}.
 SESSION_LOGS = {
-    "robot": ("episode", (
-        Diagnostic(
-            "robot/autonomous_success", "Success without a person",
-            "Of the last 20 episodes on the arm, exploring ones; and the share of control steps that a person chose.",
-            share=True, beside=("robot/recent_interventions", "succeeded by itself", "a person's steps"),
+    "robot": (
+        "episode",
+        (
+            Diagnostic(
+                "robot/autonomous_success",
+                "Success without a person",
+                "Of the last 20 episodes on the arm, exploring ones; and the share of control "
+                "steps that a person chose.",
+                share=True,
+                beside=("robot/recent_interventions", "succeeded by itself", "a person's steps"),
+            ),
+            Diagnostic(
+                "robot/cycle_seconds",
+                "Seconds of an episode",
+                "From its begin to its end.",
+                smooth=True,
+            ),
+            Diagnostic(
+                "robot/progress_end",
+                "What the reward said at the end",
+                "The last value of the running episode's curve, before its label; of episodes that "
+                "a learned reward watched.",
+                share=True,
+                smooth=True,
+            ),
         ),
-        Diagnostic("robot/cycle_seconds", "Seconds of an episode", "From its begin to its end.", smooth=True),
-        Diagnostic(
-            "robot/progress_end", "What the reward said at the end",
-            "The last value of the running episode's curve, before its label; of episodes that a learned reward watched.",
-            share=True, smooth=True,
+    ),
+    "judged": (
+        "episode",
+        (
+            Diagnostic(
+                "eval/success",
+                "Held-out starts",
+                "Success of the most likely actions, without help.",
+                share=True,
+            ),
         ),
-    )),
-    "judged": ("episode", (
-        Diagnostic("eval/success", "Held-out starts", "Success of the most likely actions, without help.", share=True),
-    )),
-}  # fmt: skip
+    ),
+}
 
 
 @dataclass
 class PracticeSettings:
-    """``reset`` is the task that undoes the others, and follows each; "": a person or the simulator puts things back.
+    """``reset`` is the task that undoes the others, and follows each; "": a person or the simulator
+    puts things back.
 
-    ``checkpoint``: a policy of its own for it, which is not trained (empty: the session's). A person is asked after
-    ``failures`` resets in a row, and where the hand leaves the box from ``low`` to ``high`` (m). A reward that says at least
-    ``confident`` twice running has seen a success (0: it decides nothing).
+    ``checkpoint``: a policy of its own for it, which is not trained (empty: the session's). A
+    person is asked after ``failures`` resets in a row, and where the hand leaves the box from
+    ``low`` to ``high`` (m). A reward that says at least ``confident`` twice running has seen a
+    success (0: it decides nothing).
     """
 
     reset: str = ""
@@ -60,8 +86,8 @@ class PracticeSettings:
     def __post_init__(self) -> None:
         if self.failures < 1 or not 0 <= self.confident <= 1:
             raise ConfigError(
-                f"robot.practice.failures={self.failures} must be 1 or more, robot.practice.confident={self.confident} in "
-                f"[0, 1]"
+                f"robot.practice.failures={self.failures} must be 1 or more, "
+                f"robot.practice.confident={self.confident} in [0, 1]"
             )
         if not self.reset and (self.checkpoint or self.low or self.high or self.confident):
             raise ConfigError("robot.practice.reset is empty: name the task that undoes the others")
@@ -69,9 +95,9 @@ class PracticeSettings:
 
 @dataclass
 class ReturnsSettings:
-    """``share`` of the episodes (below 1; 0: none) begin where an earlier one failed or needed help. After ``shown``
-    failures running from one start a person is asked to show it (0: never); it is done with after ``mastered`` successes
-    running without help."""
+    """``share`` of the episodes (below 1; 0: none) begin where an earlier one failed or needed
+    help. After ``shown`` failures running from one start a person is asked to show it (0: never);
+    it is done with after ``mastered`` successes running without help."""
 
     share: float = 0.0
     # failures in a row from one start after which a person shows it; 0: never
@@ -82,21 +108,25 @@ class ReturnsSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1 or self.shown < 0 or self.mastered < 1:
             raise ConfigError(
-                f"robot.returns.share={self.share} must be in [0, 1), robot.returns.shown={self.shown} 0 or more and "
+                f"robot.returns.share={self.share} must be in [0, 1), "
+                f"robot.returns.shown={self.shown} 0 or more and "
                 f"robot.returns.mastered={self.mastered} 1 or more"
             )
 
 
 @dataclass
 class RobotSettings:
-    """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see `real.body.BodyConfig`.
+    """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see
+    `real.body.BodyConfig`.
 
-    ``limits`` is a file, as such or inside the config folder. ``acting``, ``steps``, ``valid_s``, ``ensemble_decay`` and
-    ``rtc_...``: see `real.acting.ActingConfig`. ``horizon`` (control steps) ends an episode, 0: the task's own, which are
-    2.5 times as many where a person helps (``robot learn``, ``operator``). ``tasks`` are done in turn: those of the world
-    where it is empty; an instruction where there is no world. ``practice``: without a person; ``returns``: to where it
-    failed. ``score_every``: control steps between two scores of the episode that runs, by the reward that was asked for.
-    ``camera_device`` realsense: a simulated arm's pictures go through that SDK's software device.
+    ``limits`` is a file, as such or inside the config folder. ``acting``, ``steps``, ``valid_s``,
+    ``ensemble_decay`` and ``rtc_...``: see `real.acting.ActingConfig`. ``horizon`` (control steps)
+    ends an episode, 0: the task's own, which are 2.5 times as many where a person helps (``robot
+    learn``, ``operator``). ``tasks`` are done in turn: those of the world where it is empty; an
+    instruction where there is no world. ``practice``: without a person; ``returns``: to where it
+    failed. ``score_every``: control steps between two scores of the episode that runs, by the
+    reward that was asked for. ``camera_device`` realsense: a simulated arm's pictures go through
+    that SDK's software device.
     """
 
     # a simulated arm: fake or tabletop
@@ -120,7 +150,8 @@ class RobotSettings:
     real_time: int = 0
     # synchronous | asynchronous | ensemble | rtc: how chunks meet
     acting: str = "synchronous"
-    # control steps of a chunk that are run before the next is due; 0: all, with ensemble 1, else half
+    # control steps of a chunk that are run before the next is due; 0: all, with ensemble 1, else
+    # half
     steps: int = 0
     # seconds after it was sent by which a chunk must have begun, or it is void
     valid_s: float = 0.3
@@ -139,23 +170,28 @@ class RobotSettings:
     def __post_init__(self) -> None:
         if self.practice.reset and self.returns.share:
             raise ConfigError(
-                f"robot.returns.share={self.returns.share}: in practice nobody puts things back, so that an episode begins "
-                "where the one before ended. Leave out robot.returns or robot.practice"
+                f"robot.returns.share={self.returns.share}: in practice nobody puts things back, "
+                "so that an episode begins where the one before ended. Leave out robot.returns or "
+                "robot.practice"
             )
         if bool(self.world) == bool(self.driver):
-            raise ConfigError(f"robot.world={self.world!r} and robot.driver={self.driver!r}: give one of them")
+            raise ConfigError(
+                f"robot.world={self.world!r} and robot.driver={self.driver!r}: give one of them"
+            )
         if self.horizon < 0 or self.camera_hz <= 0 or self.arm_hz <= 0 or self.score_every < 1:
             raise ConfigError(
-                f"robot.horizon={self.horizon} must be 0 or more, robot.camera_hz={self.camera_hz} and "
-                f"robot.arm_hz={self.arm_hz} above 0, robot.score_every={self.score_every} 1 or more"
+                f"robot.horizon={self.horizon} must be 0 or more, robot.camera_hz={self.camera_hz} "
+                f"and robot.arm_hz={self.arm_hz} above 0, robot.score_every={self.score_every} 1 "
+                "or more"
             )
 
 
 @dataclass
 class OperatorSettings:
-    """A scripted operator takes over after ``patience_s`` without ``gain`` of the task's progress (0 to 1), and a reaction;
-    hands back once it has brought ``help_gain`` of it, or after ``longest_s``. Its hand moves at ``speed`` times the
-    expert's motion, ``lag_s`` late and with ``noise``."""
+    """A scripted operator takes over after ``patience_s`` without ``gain`` of the task's progress
+    (0 to 1), and a reaction; hands back once it has brought ``help_gain`` of it, or after
+    ``longest_s``. Its hand moves at ``speed`` times the expert's motion, ``lag_s`` late and with
+    ``noise``."""
 
     # seconds without progress before it takes over
     patience_s: float = 1.0
@@ -179,26 +215,33 @@ class OperatorSettings:
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1 or self.patience_s <= 0 or self.longest_s <= 0:
             raise ConfigError(
-                f"operator.speed={self.speed} must be in (0, 1], operator.patience_s={self.patience_s} and "
-                f"operator.longest_s={self.longest_s} above 0"
+                f"operator.speed={self.speed} must be in (0, 1], "
+                f"operator.patience_s={self.patience_s} and operator.longest_s={self.longest_s} "
+                "above 0"
             )
 
     @classmethod
     def of(cls, overrides: Sequence[str]) -> OperatorSettings:
         """From ``operator.KEY=VALUE``; ``operator=stuck`` takes the defaults."""
         keys = [o.removeprefix("operator.") for o in overrides if o.startswith("operator.")]
-        if wrong := [o for o in overrides if not o.startswith("operator.") and o != "operator=stuck"]:
-            raise ConfigError(f"{wrong[0]!r}: there is operator=stuck, and its keys as operator.KEY=VALUE")
+        if wrong := [
+            o for o in overrides if not o.startswith("operator.") and o != "operator=stuck"
+        ]:
+            raise ConfigError(
+                f"{wrong[0]!r}: there is operator=stuck, and its keys as operator.KEY=VALUE"
+            )
         return checked_options(cls, keys, "operator.")
 
 
 @dataclass
 class SessionSettings:
-    """``checkpoint`` empty: the newest of the quickstart's. ``name`` empty: the time. ``deterministic`` policies act with
-    their most likely action. ``threads`` are torch's in the policy's process (0: its own choice). ``reward`` are the
-    overrides of the reward that scores each episode as it runs (none: nobody does). ``cameras`` {name: options}
-    (`real.cameras.process.CameraConfig`) run beside the robot's own, each in its process. ``operator`` None: nobody is
-    played. ``teleop``: a person's device beside the console's (`real.teleop.process.TeleopConfig`)."""
+    """``checkpoint`` empty: the newest of the quickstart's. ``name`` empty: the time.
+    ``deterministic`` policies act with their most likely action. ``threads`` are torch's in the
+    policy's process (0: its own choice). ``reward`` are the overrides of the reward that scores
+    each episode as it runs (none: nobody does). ``cameras`` {name: options}
+    (`real.cameras.process.CameraConfig`) run beside the robot's own, each in its process.
+    ``operator`` None: nobody is played. ``teleop``: a person's device beside the console's
+    (`real.teleop.process.TeleopConfig`)."""
 
     robot: RobotSettings
     cameras: dict[str, Any] = field(default_factory=dict)
@@ -230,14 +273,19 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
 
     wrong = [o for o in overrides if "=" not in o or o.startswith("=")]
     if wrong:
-        raise ConfigError(f"{wrong[0]!r} is no key=value, such as robot=fake, robot.acting=asynchronous or checkpoint=PATH")
+        raise ConfigError(
+            f"{wrong[0]!r} is no key=value, such as robot=fake, "
+            "robot.acting=asynchronous or checkpoint=PATH"
+        )
     chosen = [o.partition("=")[2] for o in overrides if o.startswith("robot=")]
     reward = [o for o in overrides if o.startswith(("reward=", "reward."))]
     operator = [o for o in overrides if o.startswith("operator")]
     overrides = [o for o in overrides if o not in operator]
     overrides = [re.sub(r"^teleop\.", "teleop_options.", o) for o in overrides]
-    overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]  # cameras.NAME=TYPE
-    overrides = [re.sub(r"^(cameras\.\w+\.serial)=(\w+)$", r"\1='\2'", o) for o in overrides]  # (no octal number)
+    # cameras.NAME=TYPE
+    overrides = [re.sub(r"^(cameras\.\w+)=(?!\{)", r"\1.type=", o) for o in overrides]
+    # (no octal number)
+    overrides = [re.sub(r"^(cameras\.\w+\.serial)=(\w+)$", r"\1='\2'", o) for o in overrides]
     try:
         robot = dict(OmegaConf.load(_robot_file(chosen[-1] if chosen else "tabletop")))
         for key, long in robot.pop("short", {}).items():
@@ -263,11 +311,17 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
 def _robot_file(name: str) -> Path:
     if name.endswith(".yaml") and Path(name).is_file():
         return Path(name)
-    known = {p.stem: p for folder in (*searched(), config_dir()) for p in sorted((folder / "robot").glob("*.yaml"))}
+    known = {
+        p.stem: p
+        for folder in (*searched(), config_dir())
+        for p in sorted((folder / "robot").glob("*.yaml"))
+    }
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"there is no robot {name!r}: use one of {', '.join(sorted(known))}, or a file.{hint}")
+        raise ConfigError(
+            f"there is no robot {name!r}: use one of {', '.join(sorted(known))}, or a file.{hint}"
+        )
     return known[name]
 
 
@@ -275,39 +329,54 @@ def limits_file(name: str) -> Path:
     """Raises `ConfigError` where there is none: no robot moves without limits."""
     if not name:
         raise ConfigError(
-            "robot.limits is empty: no robot moves without limits. Write a file with this robot's own, like "
-            f"{config_dir() / 'limits' / 'tabletop.yaml'}, and name it"
+            "robot.limits is empty: no robot moves without limits. Write a file with this robot's "
+            f"own, like {config_dir() / 'limits' / 'tabletop.yaml'}, and name it"
         )
     for place in (Path(name), config_dir() / name):
         if place.is_file():
             return place
-    raise ConfigError(f"robot.limits={name}: there is no such file, and no robot moves without its limits")
+    raise ConfigError(
+        f"robot.limits={name}: there is no such file, and no robot moves without its limits"
+    )
 
 
 def checked_options(kind: type[Any], keys: Sequence[str], place: str) -> Any:
-    """``KEY=VALUE`` of one dataclass whose keys stand at ``place``. Raises `ConfigError` that names the key."""
+    """``KEY=VALUE`` of one dataclass whose keys stand at ``place``. Raises `ConfigError` that
+    names the key."""
     from omegaconf import OmegaConf
 
     values = OmegaConf.to_container(dotlist(keys), resolve=True)
     return _checked(kind, values, place)
 
 
-_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+}
 
 
 def _checked(kind: Any, values: Any, place: str) -> Any:
     """``values`` as the dataclass ``kind``."""
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{place.rstrip('.')} is {values!r}, and keys are expected, such as {place}limits=FILE")
+        raise ConfigError(
+            f"{place.rstrip('.')} is {values!r}, and keys are expected, such as {place}limits=FILE"
+        )
     fields = {f.name: str(f.type) for f in dataclasses.fields(kind)}
     for name, value in values.items():
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, n=1)
             hint = f" Did you mean {place}{close[0]}?" if close else ""
-            raise ConfigError(f"there is no key {place}{name}.{hint} Known are {', '.join(place + n for n in fields)}")
+            raise ConfigError(
+                f"there is no key {place}{name}.{hint} Known are "
+                f"{', '.join(place + n for n in fields)}"
+            )
         nested = (RobotSettings, PracticeSettings, ReturnsSettings, OperatorSettings)
         other = (dict,) if fields[name].startswith("dict") else (list, kind, *nested)
         expected = _KINDS.get(fields[name], other)
         if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-            raise ConfigError(f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected")
+            raise ConfigError(
+                f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected"
+            )
     return kind(**values)

@@ -12,7 +12,8 @@ from typing import Any
 
 from vla_rl.errors import ConfigError
 
-# Schemas that stand in several places: (where this one is, what its messages say, what they should say; *: that place).
+# Schemas that stand in several places: (where this one is, what its messages say, what they should
+# say; *: that place).
 _MOVED = (
     ("reward.parts.", "reward", "*"),
     ("rl.fallback_reward", "reward", "*"),
@@ -22,7 +23,8 @@ _MOVED = (
 
 
 def checked(schema: type, values: dict[str, Any], where: str) -> Any:
-    """An instance of the dataclass ``schema``; raises `ConfigError` for unknown keys and wrong types under ``where``."""
+    """An instance of the dataclass ``schema``; raises `ConfigError` for unknown keys and wrong
+    types under ``where``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -34,12 +36,18 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
     except OmegaConfBaseException as error:
         key = ".".join(p for p in (where, str(error.full_key or "")) if p)
         reason = str(error).splitlines()[0].rstrip(".")
-        remedy, value = "Mend the value in your override or YAML.", _at(values, str(error.full_key or ""))
+        remedy, value = (
+            "Mend the value in your override or YAML.",
+            _at(values, str(error.full_key or "")),
+        )
         if isinstance(value, str) and "ListConfig" in reason:
             reason, remedy = "this is a list", f"Write it in brackets: {key}=[{value}]"
         elif isinstance(value, list | dict) and "to string" in reason:
             kind = "list" if isinstance(value, list) else "mapping"
-            reason, remedy = f"this key takes one text, and that is a {kind}", "Write one text, in quotes if it has brackets"
+            reason, remedy = (
+                f"this key takes one text, and that is a {kind}",
+                "Write one text, in quotes if it has brackets",
+            )
         raise ConfigError(f"{key} = {value!r}: {reason}. {remedy}") from error
     for path, number in _numbers(found, where):
         if not math.isfinite(number):
@@ -50,20 +58,28 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
 
 
 def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -> str:
-    """The message of a schema's own check, with the key as the user typed it: some name several keys, or a usual place."""
-    of_memory = [("algorithm", "sft.augment", "algorithm.memory.augment")] if "memory" in values else []
+    """The message of a schema's own check, with the key as the user typed it: some name several
+    keys, or a usual place."""
+    of_memory = (
+        [("algorithm", "sft.augment", "algorithm.memory.augment")] if "memory" in values else []
+    )
     for place, usual, here in (*of_memory, *_MOVED):
         if where.startswith(place):
-            text = re.sub(rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text)
+            text = re.sub(
+                rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text
+            )
     names = "|".join(re.escape(f"{where}.{name}" if where else str(name)) for name in values)
     if re.match(rf"({names})[\w.]*(=| is )", text):
         return text
-    if any(f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(schema)):
+    if any(
+        f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(schema)
+    ):
         return text  # a user's own, without defaults to compare with
     path: list[str] = []
     rest: Any = values
     default: Any = dataclasses.asdict(schema())
-    while isinstance(rest, dict) and isinstance(default, dict):  # which key alone, left at its default, makes it right?
+    # which key alone, left at its default, makes it right?
+    while isinstance(rest, dict) and isinstance(default, dict):
         changed = [key for key in rest if rest[key] != default.get(key)]
         found = [key for key in changed if _fits(schema, _without(values, [*path, key]))]
         if len(found) != 1:
@@ -75,7 +91,9 @@ def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -
 def _without(values: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
     if len(path) == 1:
         return {key: value for key, value in values.items() if key != path[0]}
-    return {key: _without(value, path[1:]) if key == path[0] else value for key, value in values.items()}
+    return {
+        key: _without(value, path[1:]) if key == path[0] else value for key, value in values.items()
+    }
 
 
 def _fits(schema: type, values: dict[str, Any]) -> bool:
@@ -104,7 +122,8 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
 
 @functools.cache
 def _structured(schema: type) -> Any:
-    """OmegaConf's form of a dataclass, which takes long to make; `OmegaConf.merge` works on a copy."""
+    """OmegaConf's form of a dataclass, which takes long to make; `OmegaConf.merge` works on a
+    copy."""
     from omegaconf import OmegaConf
 
     return OmegaConf.structured(schema)
@@ -122,18 +141,26 @@ def _at(values: Any, path: str) -> Any:
 
 def _refuse_unknown(schema: type, values: dict[str, Any], where: str) -> None:
     known = {f.name: f for f in dataclasses.fields(schema)}
-    shown = [name for name in known if where or not name.endswith("_type")]  # (of a run; they stand as GROUP.type)
+    # (of a run; they stand as GROUP.type)
+    shown = [name for name in known if where or not name.endswith("_type")]
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
             close = difflib.get_close_matches(str(key), shown, n=1)
             prefix = f"{where}." if where else ""
-            listing = f" Known keys here: {', '.join(sorted(shown))}." if shown else " There are no keys here."
+            listing = (
+                f" Known keys here: {', '.join(sorted(shown))}."
+                if shown
+                else " There are no keys here."
+            )
             hint = f" Did you mean '{prefix}{close[0]}'?" if close else listing
             raise ConfigError(f"unknown config key '{path}' (value {value!r}).{hint}")
         factory = known[key].default_factory
         if isinstance(factory, type) and dataclasses.is_dataclass(factory):
             if not isinstance(value, dict):
                 keys = ", ".join(f.name for f in dataclasses.fields(factory))
-                raise ConfigError(f"{path} is {value!r}, it must be a mapping. Set one of its keys instead: {keys}")
+                raise ConfigError(
+                    f"{path} is {value!r}, it must be a mapping. Set one of its keys "
+                    f"instead: {keys}"
+                )
             _refuse_unknown(factory, value, path)

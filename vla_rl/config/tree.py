@@ -26,20 +26,44 @@ from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
 
-# What may differ when a run is resumed, and between the runs of a study: it says how and where to compute, not what.
+# What may differ when a run is resumed, and between the runs of a study: it says how and where to
+# compute, not what.
 MACHINE_KEYS = (
-    "output_dir:", "threads:", "device:", "wandb:", "wandb.", "tensorboard:", "phases:", "collect.workers:", "slots.",
-    "replay.ram_bytes:", "rollout.max_retries:", "reward_check.on_bad:", "rl.guard:", "sft.checkpoint_every:",
+    "output_dir:",
+    "threads:",
+    "device:",
+    "wandb:",
+    "wandb.",
+    "tensorboard:",
+    "phases:",
+    "collect.workers:",
+    "slots.",
+    "replay.ram_bytes:",
+    "rollout.max_retries:",
+    "reward_check.on_bad:",
+    "rl.guard:",
+    "sft.checkpoint_every:",
     "sft.ram_bytes:",
-    "rl.checkpoint_every:", "rl.keep_checkpoints:", "rl.keep_best:", "rl.concurrent.threads:", "rl.concurrent.nice:",
-    "rl.concurrent.restarts:", "rl.concurrent.hang_seconds:", "cluster.type:",
-    *(f"cluster.{f.name}:" for f in dataclasses.fields(RayConfig) if f.name not in WHAT_A_CLUSTER_LEARNS_FROM),
-)  # fmt: skip
+    "rl.checkpoint_every:",
+    "rl.keep_checkpoints:",
+    "rl.keep_best:",
+    "rl.concurrent.threads:",
+    "rl.concurrent.nice:",
+    "rl.concurrent.restarts:",
+    "rl.concurrent.hang_seconds:",
+    "cluster.type:",
+    *(
+        f"cluster.{f.name}:"
+        for f in dataclasses.fields(RayConfig)
+        if f.name not in WHAT_A_CLUSTER_LEARNS_FROM
+    ),
+)
 
 
 @dataclass
 class RunConfig:
-    """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the name they came from."""
+    """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the
+    name they came from."""
 
     # the run's folder inside output_dir; may be a path such as study/seed_1
     name: str = "run"
@@ -56,9 +80,11 @@ class RunConfig:
     # what is run, in this order: see `vla_rl.config.phases`
     phases: list[str] = field(default_factory=lambda: list(USUAL_PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
-    policy_changes: dict[str, Any] = field(default_factory=dict)  # of that policy's own config: its policy.* overrides
+    # of that policy's own config: its policy.* overrides
+    policy_changes: dict[str, Any] = field(default_factory=dict)
     dataset: str = ""  # train on this dataset instead of collecting one
-    wandb: WandbConfig = field(default_factory=WandbConfig)  # wandb=false is short for wandb.mode=off
+    # wandb=false is short for wandb.mode=off
+    wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: bool = False  # event files in the run folder
     collect: CollectConfig = field(default_factory=CollectConfig)
     sft: ImitationConfig = field(default_factory=ImitationConfig)
@@ -92,13 +118,21 @@ class RunConfig:
         for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
             setattr(self, key, os.path.expanduser(getattr(self, key)))
         if not self.output_dir.strip():
-            raise ConfigError("output_dir is empty: name the folder that runs are kept in, such as output_dir=outputs")
+            raise ConfigError(
+                "output_dir is empty: name the folder that runs are kept in, such as "
+                "output_dir=outputs"
+            )
         parts = Path(self.name).parts
-        named = self.name.strip() and self.name.isprintable() and parts and not Path(self.name).is_absolute()
+        named = (
+            self.name.strip()
+            and self.name.isprintable()
+            and parts
+            and not Path(self.name).is_absolute()
+        )
         if not named or {"..", "."} & set(parts):
             raise ConfigError(
-                f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, so give a word, or a path "
-                f"without '..' such as study/seed_1"
+                f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, "
+                "so give a word, or a path without '..' such as study/seed_1"
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed} must be 0 or more, and below 2**63")
@@ -106,19 +140,27 @@ class RunConfig:
             raise ConfigError(f"threads={self.threads} must be 0 (all cores) or more")
         both = sorted(set(self.tasks) & set(self.held_out_tasks))
         if both:
-            raise ConfigError(f"tasks {both} are both in tasks and in held_out_tasks; a task is trained on or held out")
+            raise ConfigError(
+                f"tasks {both} are both in tasks and in held_out_tasks; a task is "
+                "trained on or held out"
+            )
 
     def _check_phases(self) -> None:
         unknown = [p for p in self.phases if p not in PHASES]
         if unknown:
             close = difflib.get_close_matches(unknown[0], PHASES, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"phases has {unknown}, which do not exist.{hint} Choose from {list(PHASES)}")
+            raise ConfigError(
+                f"phases has {unknown}, which do not exist.{hint} Choose from {list(PHASES)}"
+            )
         if not self.phases:
             raise ConfigError(f"phases=[] runs nothing. Choose from {list(PHASES)}")
         order = [name for name in PHASES if name in self.phases]
         if order != list(self.phases):
-            raise ConfigError(f"phases={list(self.phases)} must name each phase once, in order: phases=[{','.join(order)}]")
+            raise ConfigError(
+                f"phases={list(self.phases)} must name each phase once, in order: "
+                f"phases=[{','.join(order)}]"
+            )
         for key in ("tasks", "held_out_tasks"):
             names = getattr(self, key)
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -133,7 +175,8 @@ class RunConfig:
 def with_policy_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The ``policy.*`` among the overrides noted as changes of the policy that a checkpoint holds.
 
-    A checkpoint brings its own policy config; without this, such overrides would be read and then mean nothing.
+    A checkpoint brings its own policy config; without this, such overrides would be read and then
+    mean nothing.
     """
     values = to_tree(config)["policy"]
     for text in overrides:
@@ -161,7 +204,10 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
             raise ConfigError(f"unknown config key '{group}_type'. Did you mean '{group}.type'?")
         values = tree.pop(group, None) or {}
         if not isinstance(values, dict):
-            raise ConfigError(f"{group} is {values!r}, it must be a mapping with a key 'type', one of {build.names(group)}")
+            raise ConfigError(
+                f"{group} is {values!r}, it must be a mapping with a key 'type', one "
+                f"of {build.names(group)}"
+            )
         values = dict(values)
         kind = values.pop("type", None)
         if not isinstance(kind, str):
@@ -171,8 +217,14 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         groups[group] = checked(build.config_class(group, kind), values, group)
     config = checked(RunConfig, tree, "")
     cluster, algorithm = groups["cluster"], groups["algorithm"]
-    if cluster.ahead and isinstance(algorithm, CorrectsStaleness) and algorithm.recompute_old_log_prob:
-        algorithm.behavior_weight = cluster.correction if algorithm.behavior_weight == "none" else algorithm.behavior_weight
+    if (
+        cluster.ahead
+        and isinstance(algorithm, CorrectsStaleness)
+        and algorithm.recompute_old_log_prob
+    ):
+        algorithm.behavior_weight = (
+            cluster.correction if algorithm.behavior_weight == "none" else algorithm.behavior_weight
+        )
     for key, value in groups.items():
         setattr(config, key, value)
     return config
@@ -196,7 +248,9 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         changed = OmegaConf.merge(to_tree(config), dotlist(written_out(overrides)))
         return with_policy_changes(from_tree(OmegaConf.to_container(changed)), overrides)  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {EXAMPLE}") from error
+        raise ConfigError(
+            f"{' '.join(overrides)}: {str(error).splitlines()[0]}. {EXAMPLE}"
+        ) from error
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -210,7 +264,8 @@ def save(config: RunConfig, path: Path) -> None:
 
 
 def load(path: Path) -> RunConfig:
-    """Raises `ConfigError` where the file is missing, no YAML mapping, or does not fit the schemas."""
+    """Raises `ConfigError` where the file is missing, no YAML mapping, or does not fit the
+    schemas."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -218,11 +273,16 @@ def load(path: Path) -> RunConfig:
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read as a config: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{path} cannot be read as a config: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping")
+        raise ConfigError(
+            f"{path} is not a config: it holds a {type(tree).__name__}, not a mapping"
+        )
     if isinstance(tree.get("sft"), dict):
-        tree["sft"].pop("ema_decay", None)  # of runs from before it was dropped: nothing used what it averaged
+        # of runs from before it was dropped: nothing used what it averaged
+        tree["sft"].pop("ema_decay", None)
     try:
         return from_tree(cast(dict[str, Any], tree))
     except ConfigError as error:

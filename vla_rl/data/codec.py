@@ -1,4 +1,5 @@
-"""A trajectory as nested dicts of tensors, numbers and strings (which `checkpoint.save_state` can write), and back."""
+"""A trajectory as nested dicts of tensors, numbers and strings (which `checkpoint.save_state`
+can write), and back."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 def observation_state(o: Observation) -> dict[str, Any]:
     """Nested dicts of tensors and strings; `observation_from_state` inverts it."""
-    return {"images": dict(o.images), "proprio": o.proprio, "instruction": list(o.instruction), "privileged": o.privileged}
+    return {
+        "images": dict(o.images),
+        "proprio": o.proprio,
+        "instruction": list(o.instruction),
+        "privileged": o.privileged,
+    }
 
 
 def observation_from_state(state: Mapping[str, Any]) -> Observation:

@@ -36,21 +36,26 @@ def collect_demonstrations(
     progress: Callable[..., None],
     python: str = "",
 ) -> dict[str, Any]:
-    """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config says otherwise).
+    """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config
+    says otherwise).
 
-    Initial states are 0, 1, 2 … of the train split, with its paraphrases in turn; the result depends on the seed,
-    not on the number of workers. These run under the executable ``python`` (empty: this one). The dataset appears in
-    ``folder`` at once when it is complete. Returns counts. Raises `UserError` when more than half of the attempts at a task
-    fail.
+    Initial states are 0, 1, 2 … of the train split, with its paraphrases in turn; the result
+    depends on the seed, not on the number of workers. These run under the executable ``python``
+    (empty: this one). The dataset appears in ``folder`` at once when it is complete. Returns
+    counts. Raises `UserError` when more than half of the attempts at a task fail.
     """
     if config.horizon:
         has_limit = isinstance(env_config, TimeLimit)
         if not has_limit:
-            raise ConfigError(f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change")
+            raise ConfigError(
+                f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change"
+            )
         env_config = dataclasses.replace(env_config, horizon=config.horizon)
     frames = attempts = 0
     setup = functools.partial(open_demonstrator, env_type, env_config)
-    calls = build.attribute("sim.calls:Calls")(setup, min(config.workers, available_cores()), died=_DIED, python=python)
+    calls = build.attribute("sim.calls:Calls")(
+        setup, min(config.workers, available_cores()), died=_DIED, python=python
+    )
     with calls, contextlib.ExitStack() as stack:
         kept_in_all, robot, writer = 0, calls.one(embodiment), None
         for task in tasks:
@@ -58,8 +63,14 @@ def collect_demonstrations(
             for episode in calls.ordered(collect_one, _asked_for(task, config, seed)):
                 tried += 1
                 if writer is None:
-                    extra = {SENT_KEY: robot.action_names} if SENT_KEY in episode.get("extra", ()) else None
-                    writer = stack.enter_context(DemonstrationWriter(folder, robot, video=config.video, extra=extra))
+                    extra = (
+                        {SENT_KEY: robot.action_names}
+                        if SENT_KEY in episode.get("extra", ())
+                        else None
+                    )
+                    writer = stack.enter_context(
+                        DemonstrationWriter(folder, robot, video=config.video, extra=extra)
+                    )
                 if episode["success"] or not config.only_success:
                     writer.add_episode(**episode)
                     frames += len(episode["actions"])
@@ -70,17 +81,28 @@ def collect_demonstrations(
                     break
                 if tried >= 20 and kept < (1 - MAX_FAILURE_SHARE) * tried:
                     raise UserError(
-                        f"the demonstrator solved only {kept} of {tried} episodes of task {task!r} at "
-                        f"collect.action_noise={config.action_noise}. Lower the noise or leave the task out."
+                        f"the demonstrator solved only {kept} of {tried} episodes of task {task!r} "
+                        f"at collect.action_noise={config.action_noise}. Lower the noise or leave "
+                        "the task out."
                     )
             attempts += tried
     return {"episodes": kept_in_all, "attempts": attempts, "control_steps": frames}
 
 
-def _asked_for(task: str, config: CollectConfig, seed: int) -> Iterator[tuple[EpisodeSpec, dict[str, float]]]:
+def _asked_for(
+    task: str, config: CollectConfig, seed: int
+) -> Iterator[tuple[EpisodeSpec, dict[str, float]]]:
     """Episode after episode of a task, with the options of its demonstration."""
     options = {"noise_std": config.action_noise}
     if config.speed != 1.0:  # a collector without that option can still collect at full speed
         options["speed"] = config.speed
     for i in itertools.count():
-        yield EpisodeSpec(task_id=task, init_state_id=i, split="train", seed=stable_seed("collect", seed, task, i)), options
+        yield (
+            EpisodeSpec(
+                task_id=task,
+                init_state_id=i,
+                split="train",
+                seed=stable_seed("collect", seed, task, i),
+            ),
+            options,
+        )

@@ -27,7 +27,8 @@ DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small t
 
 @dataclass(frozen=True)
 class DemonstrationEpisode:
-    """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in foreign datasets."""
+    """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in
+    foreign datasets."""
 
     start: int
     length: int
@@ -40,13 +41,14 @@ class DemonstrationEpisode:
 class DemonstrationDataset:
     """Demonstrations: a decision at every control step, with the chunk of actions that followed.
 
-    ``images`` {camera: uint8 [n H W 3]}, in memory or on the disk (`vla_rl.data.frames`), ``proprio`` float32 [n p],
-    ``actions`` float32 [n a] (physical units) hold all n control steps of all episodes; ``statistics`` {"action" |
-    "observation.state": {"min", "max", "mean", "std", "q01", "q99", …: float32 [d]}} are computed from them.
-    ``by_base`` bool [n]: which of hybrid rollouts' steps the frozen policy chose; ``sent`` float32 [n a]: what the robot was
-    told where the label stayed clean; None where that is not known.
-    ``worth`` bool [n]: at which steps the decision is worth imitating, the only ones that are drawn; None: at all.
-    ``notes``: what a reader found doubtful in them, or left out, a line each.
+    ``images`` {camera: uint8 [n H W 3]}, in memory or on the disk (`vla_rl.data.frames`),
+    ``proprio`` float32 [n p], ``actions`` float32 [n a] (physical units) hold all n control steps
+    of all episodes; ``statistics`` {"action" | "observation.state": {"min", "max", "mean", "std",
+    "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid
+    rollouts' steps the frozen policy chose; ``sent`` float32 [n a]: what the robot was told where
+    the label stayed clean; None where that is not known. ``worth`` bool [n]: at which steps the
+    decision is worth imitating, the only ones that are drawn; None: at all. ``notes``: what a
+    reader found doubtful in them, or left out, a line each.
     """
 
     notes: tuple[str, ...] = ()
@@ -74,11 +76,15 @@ class DemonstrationDataset:
         self.instructions, self.episodes = tuple(instructions), tuple(episodes)
         self._instruction_index = instruction_index
         self._end = torch.empty(len(actions), dtype=torch.long)
-        self._age = torch.empty(len(actions), dtype=torch.long)  # control steps since the episode began
+        # control steps since the episode began
+        self._age = torch.empty(len(actions), dtype=torch.long)
         for e in episodes:
             self._end[e.start : e.start + e.length] = e.start + e.length
             self._age[e.start : e.start + e.length] = torch.arange(e.length)
-        self.statistics = {key: _statistics(values) for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))}
+        self.statistics = {
+            key: _statistics(values)
+            for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))
+        }
 
     def __len__(self) -> int:
         """Control steps."""
@@ -86,7 +92,8 @@ class DemonstrationDataset:
 
     @property
     def action_stats(self) -> dict[str, list[float]]:
-        """``low, high, mean, std, q01, q99`` per action dimension, in physical units: what normalisation needs."""
+        """``low, high, mean, std, q01, q99`` per action dimension, in physical units: what
+        normalisation needs."""
         return short_statistics(self.statistics[ACTION_KEY])
 
     @property
@@ -105,8 +112,8 @@ class DemonstrationDataset:
     def at(self, index: Tensor) -> tuple[Observation, Tensor, Tensor]:
         """Rows ``index`` int64 [b] → (Observation [b], actions float32 [b h a], valid bool [b h]).
 
-        Chunk t is the actions of control steps t … t+h−1; past the episode's end the last action repeats and
-        ``valid`` is False.
+        Chunk t is the actions of control steps t … t+h−1; past the episode's end the last action
+        repeats and ``valid`` is False.
         """
         index = torch.as_tensor(index, dtype=torch.long)
         steps = index[:, None] + torch.arange(self.chunk_length)
@@ -115,12 +122,15 @@ class DemonstrationDataset:
         observation = Observation(
             images={name: frames[index] for name, frames in self.images.items()},
             proprio=self.proprio[index],
-            instruction=tuple(self.instructions[i] for i in self._instruction_index[index].tolist()),
+            instruction=tuple(
+                self.instructions[i] for i in self._instruction_index[index].tolist()
+            ),
         )
         return observation, self.actions[steps], valid
 
     def subset(self, keep: Sequence[Tensor | None]) -> DemonstrationDataset:
-        """Only the control steps that ``keep`` marks: bool [length] per episode, or None to leave the episode out.
+        """Only the control steps that ``keep`` marks: bool [length] per episode, or None to leave
+        the episode out.
 
         Raises `DatasetError` where nothing remains.
         """
@@ -132,12 +142,21 @@ class DemonstrationDataset:
             episodes.append(dataclasses.replace(episode, start=start, length=len(rows[-1])))
             start += len(rows[-1])
         if not rows:
-            raise DatasetError("No demonstration remains after filtering; ask for other tasks, or keep more of the data.")
+            raise DatasetError(
+                "No demonstration remains after filtering; ask for other tasks, or "
+                "keep more of the data."
+            )
         index = torch.cat(rows)
         out = DemonstrationDataset(
-            self.embodiment, {k: _some(v, index) for k, v in self.images.items()}, self.proprio[index], self.actions[index],
-            self._instruction_index[index], self.instructions, episodes, self.chunk_length,
-        )  # fmt: skip
+            self.embodiment,
+            {k: _some(v, index) for k, v in self.images.items()},
+            self.proprio[index],
+            self.actions[index],
+            self._instruction_index[index],
+            self.instructions,
+            episodes,
+            self.chunk_length,
+        )
         out.by_base = None if self.by_base is None else self.by_base[index]
         out.sent = None if self.sent is None else self.sent[index]
         out.worth = None if self.worth is None else self.worth[index]
@@ -145,23 +164,30 @@ class DemonstrationDataset:
         return out
 
     def without_base(self) -> DemonstrationDataset:
-        """Hybrid rollouts from where the frozen policy handed over. `DatasetError` where it is not known who acted."""
+        """Hybrid rollouts from where the frozen policy handed over. `DatasetError` where it is
+        not known who acted."""
         if self.by_base is None:
             raise DatasetError(
-                "sft.base_part=false leaves out what the frozen policy did, and these demonstrations do not say who acted: "
-                "use some that were collected with collect.base_share, or leave it at true"
+                "sft.base_part=false leaves out what the frozen policy did, and these "
+                "demonstrations do not say who acted: use some that were collected with "
+                "collect.base_share, or leave it at true"
             )
         return self.subset([~self.by_base[e.start : e.start + e.length] for e in self.episodes])
 
     def as_sent(self) -> DemonstrationDataset:
-        """With what was done as the label, within the embodiment's bounds. `DatasetError` where that is not known."""
+        """With what was done as the label, within the embodiment's bounds. `DatasetError` where
+        that is not known."""
         if self.sent is None:
             raise DatasetError(
-                "sft.labels=sent imitates what was sent to the robot, and these demonstrations do not hold it (the column "
-                "'sent' of what 'vla-rl collect' writes): collect them anew, or leave it at clean"
+                "sft.labels=sent imitates what was sent to the robot, and these demonstrations do "
+                "not hold it (the column 'sent' of what 'vla-rl collect' writes): collect them "
+                "anew, or leave it at clean"
             )
         out = copy.copy(self)
-        low, high = torch.tensor(self.embodiment.action_low), torch.tensor(self.embodiment.action_high)
+        low, high = (
+            torch.tensor(self.embodiment.action_low),
+            torch.tensor(self.embodiment.action_high),
+        )
         out.actions = torch.clamp(self.sent, low, high)
         out.statistics = self.statistics | {ACTION_KEY: _statistics(out.actions)}
         return out
@@ -169,10 +195,12 @@ class DemonstrationDataset:
     def split(
         self, validation_episodes: int, largest_share: float = 0.2, seed: int | None = None
     ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
-        """What to train on, and the last ``validation_episodes`` of each task, which are kept out (at most ``largest_share``
-        of the task's; None where that leaves none). Tasks are told apart by ``task_id``, else by instruction.
+        """What to train on, and the last ``validation_episodes`` of each task, which are kept out
+        (at most ``largest_share`` of the task's; None where that leaves none). Tasks are told apart
+        by ``task_id``, else by instruction.
 
-        With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one whatever its share.
+        With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one
+        whatever its share.
         """
         by_task: dict[str, list[int]] = {}
         for i, e in enumerate(self.episodes):
@@ -191,9 +219,12 @@ class DemonstrationDataset:
         return train, self.subset([mask if i in kept_out else None for i, mask in enumerate(whole)])
 
     def evenly(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
-        """At most ``rows`` control steps spread evenly over all episodes; returns what `at` returns."""
+        """At most ``rows`` control steps spread evenly over all episodes; returns what `at`
+        returns."""
         count = self._count
-        return self.at(self._of_drawn(torch.linspace(0, count - 1, min(rows, count)).round().long()))
+        return self.at(
+            self._of_drawn(torch.linspace(0, count - 1, min(rows, count)).round().long())
+        )
 
     def first(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
         """The first control steps of at most ``rows`` episodes; returns what `at` returns."""
@@ -205,16 +236,22 @@ class DemonstrationDataset:
         """`at` of what `draw` draws."""
         return self.at(self.draw(batch_size, generator, first_share))
 
-    def draw(self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0) -> Tensor:
-        """``batch_size`` control steps int64, drawn uniformly with replacement, about ``first_share`` of them from those
-        that an episode's first decision covers."""
+    def draw(
+        self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
+    ) -> Tensor:
+        """``batch_size`` control steps int64, drawn uniformly with replacement, about
+        ``first_share`` of them from those that an episode's first decision covers."""
         rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
         if first_share:
             first = self._of_drawn(torch.arange(self._count))
             first = first[self._age[first] < self.chunk_length]
-            chosen = torch.rand(batch_size, generator=generator) < (first_share if len(first) else 0.0)
+            chosen = torch.rand(batch_size, generator=generator) < (
+                first_share if len(first) else 0.0
+            )
             if chosen.any():
-                rows[chosen] = first[torch.randint(len(first), (int(chosen.sum()),), generator=generator)]
+                rows[chosen] = first[
+                    torch.randint(len(first), (int(chosen.sum()),), generator=generator)
+                ]
         return rows
 
     def batches(
@@ -240,16 +277,24 @@ class DemonstrationDataset:
 
 
 class DatasetSampler:
-    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler` for `Imitation`).
+    """Draws batches of ``batch_size`` decisions from a `DemonstrationDataset` for ever (a `Sampler`
+    for `Imitation`).
 
-    Where pictures are on the disk, the batches to come are decoded by threads while this one is learned from; the same rows
-    come in the same order either way.
+    Where pictures are on the disk, the batches to come are decoded by threads while this one is
+    learned from; the same rows come in the same order either way.
     """
 
-    def __init__(self, dataset: DemonstrationDataset, batch_size: int, seed: int = 0, first_share: float = 0.0):
+    def __init__(
+        self,
+        dataset: DemonstrationDataset,
+        batch_size: int,
+        seed: int = 0,
+        first_share: float = 0.0,
+    ):
         self.dataset, self.batch_size, self.first_share = dataset, batch_size, first_share
         self.generator = torch.Generator().manual_seed(seed)
-        self._coming: deque[tuple[Tensor, Future[Any]]] = deque()  # each with the generator's state before it was drawn
+        # each with the generator's state before it was drawn
+        self._coming: deque[tuple[Tensor, Future[Any]]] = deque()
         self._pool = ThreadPoolExecutor(_AHEAD, "batches") if dataset.stays_on_disk else None
 
     def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
@@ -277,7 +322,11 @@ def _some(frames: Tensor | StoredFrames, index: Tensor) -> Tensor | StoredFrames
 
 
 def _statistics(values: Tensor) -> dict[str, np.ndarray]:
-    return {k: v.astype(np.float32) for k, v in feature_statistics(values.numpy()).items() if k != "count"}
+    return {
+        k: v.astype(np.float32)
+        for k, v in feature_statistics(values.numpy()).items()
+        if k != "count"
+    }
 
 
 def short_statistics(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
@@ -287,11 +336,15 @@ def short_statistics(stats: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
 
 
 def dataset_of_episodes(
-    episodes: Iterable[Mapping[str, Any]], embodiment: EmbodimentSpec, chunk_length: int = 1, source: object = "the data"
+    episodes: Iterable[Mapping[str, Any]],
+    embodiment: EmbodimentSpec,
+    chunk_length: int = 1,
+    source: object = "the data",
 ) -> DemonstrationDataset:
-    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`); takes their images away,
-    so that they are in memory once. Those without a control step are left out. Raises `DatasetError` where no episode is
-    left, and for what `vla_rl.data.checks` calls an error; ``source`` says where they come from.
+    """A dataset of episodes as a collector returns them (see `DemonstrationWriter.add_episode`);
+    takes their images away, so that they are in memory once. Those without a control step are left
+    out. Raises `DatasetError` where no episode is left, and for what `vla_rl.data.checks` calls an
+    error; ``source`` says where they come from.
     """
     kept, known, start = [], [], 0
     check = DataCheck(str(source), "demonstrations", embodiment)
@@ -302,32 +355,53 @@ def dataset_of_episodes(
     report = check.report()
     report.require()
     if not kept:
-        raise DatasetError(f"{source} has no demonstration to read; ask for other tasks or another folder.")
+        raise DatasetError(
+            f"{source} has no demonstration to read; ask for other tasks or another folder."
+        )
     instructions = list(dict.fromkeys(e["instruction"] for e in kept))
     for e in kept:
         fields = {name: e[name] for name in ("instruction", "task_id", "init_state_id")}
-        known.append(DemonstrationEpisode(start, len(e["actions"]), success=as_success(e["success"]), **fields))
+        known.append(
+            DemonstrationEpisode(
+                start, len(e["actions"]), success=as_success(e["success"]), **fields
+            )
+        )
         start += len(e["actions"])
     proprio, actions = (
-        torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32)) for name in ("proprio", "actions")
+        torch.from_numpy(np.concatenate([e[name] for e in kept]).astype(np.float32))
+        for name in ("proprio", "actions")
     )
     images = {}
     for camera in embodiment.camera_names:
         kinds = {str(e["images"][camera].dtype) for e in kept} - {"uint8"}
         if kinds:
-            raise DatasetError(f"{source} has pictures of camera {camera} as {kinds.pop()}: colours of 8 bits are needed.")
+            raise DatasetError(
+                f"{source} has pictures of camera {camera} as {kinds.pop()}: colours "
+                "of 8 bits are needed."
+            )
         frames = np.empty((start, *kept[0]["images"][camera].shape[1:]), np.uint8)
         for e, info in zip(kept, known, strict=True):
             frames[info.start : info.start + info.length] = e["images"].pop(camera)
         images[camera] = torch.from_numpy(frames)
-    index = torch.tensor([instructions.index(e.instruction) for e in known for _ in range(e.length)])
-    dataset = DemonstrationDataset(embodiment, images, proprio, actions, index, instructions, known, chunk_length)
+    index = torch.tensor(
+        [instructions.index(e.instruction) for e in known for _ in range(e.length)]
+    )
+    dataset = DemonstrationDataset(
+        embodiment, images, proprio, actions, index, instructions, known, chunk_length
+    )
     dataset.notes = tuple(finding.line() for finding in report.warnings)
     return dataset
 
 
 def rows_of_episode(episode: Mapping[str, Any], source: str) -> Rows:
-    """What is checked of an episode as a collector returns it; ``name`` and ``file`` in it, if any, say where it lies."""
+    """What is checked of an episode as a collector returns it; ``name`` and ``file`` in it, if
+    any, say where it lies."""
     vectors = {STATE_KEY: episode["proprio"], ACTION_KEY: episode["actions"]}
     name = episode.get("name") or f"episode {episode.get('init_state_id')}"
-    return Rows(name, str(episode.get("file") or source), vectors, episode["instruction"], episode["success"])
+    return Rows(
+        name,
+        str(episode.get("file") or source),
+        vectors,
+        episode["instruction"],
+        episode["success"],
+    )

@@ -1,4 +1,5 @@
-"""Pictures that stay on the disk: those rows that are asked for are decoded, by threads, and as many kept as may be."""
+"""Pictures that stay on the disk: those rows that are asked for are decoded, by threads, and as
+many kept as may be."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _SPARE = 1 << 28  # bytes that stay free on the disk
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Where pictures may be put aside, and how many ``ram_bytes`` of decoded ones are held at most; datasets that are no
-    larger are decoded at once, and held whole."""
+    """Where pictures may be put aside, and how many ``ram_bytes`` of decoded ones are held at most;
+    datasets that are no larger are decoded at once, and held whole."""
 
     folder: Path
     ram_bytes: int
@@ -57,12 +58,14 @@ class Reader(Protocol):
         ...
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Decode ``rows``, in that order, into ``out`` uint8 [k H W 3]; called from several threads."""
+        """Decode ``rows``, in that order, into ``out`` uint8 [k H W 3]; called from several
+        threads."""
         ...
 
 
 class StoredFrames:
-    """Pictures uint8 [n H W 3] that are decoded when they are indexed, as `DemonstrationDataset.images` may hold them."""
+    """Pictures uint8 [n H W 3] that are decoded when they are indexed, as
+    `DemonstrationDataset.images` may hold them."""
 
     dtype = torch.uint8
 
@@ -82,7 +85,9 @@ class StoredFrames:
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """uint8 [k H W 3] of rows ``index`` int64 [k]."""
-        wanted, places = np.unique(self._rows[np.asarray(index, np.int64).reshape(-1)], return_inverse=True)
+        wanted, places = np.unique(
+            self._rows[np.asarray(index, np.int64).reshape(-1)], return_inverse=True
+        )
         name = self._reader.camera.name
         out = np.empty((len(wanted), *self.shape[1:]), np.uint8)
         missing = []
@@ -96,7 +101,9 @@ class StoredFrames:
             self._decode(wanted, np.array(missing), out)
             for i in missing:
                 self._kept.keep((name, int(wanted[i])), out[i])
-        return torch.from_numpy(out if len(places) == len(wanted) and (np.diff(places) > 0).all() else out[places])
+        return torch.from_numpy(
+            out if len(places) == len(wanted) and (np.diff(places) > 0).all() else out[places]
+        )
 
     def _decode(self, wanted: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
         missing = missing[self._reader.order(wanted[missing])]
@@ -106,13 +113,17 @@ class StoredFrames:
             self._reader.read(wanted[chosen], frames)
             out[chosen] = frames
 
-        for done in [_pool().submit(part, some) for some in np.array_split(missing, min(_THREADS, len(missing)))]:
+        for done in [
+            _pool().submit(part, some)
+            for some in np.array_split(missing, min(_THREADS, len(missing)))
+        ]:
             done.result()
 
 
 @dataclass
 class Kept:
-    """Decoded pictures, until they fill ``most`` bytes. The first stay: rows are drawn at random, so none is worth more."""
+    """Decoded pictures, until they fill ``most`` bytes. The first stay: rows are drawn at
+    random, so none is worth more."""
 
     most: int
     _frames: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
@@ -133,23 +144,32 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "frames")
 
 
-# --------------------------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 class ImageReader:
-    """Pictures as Parquet files hold them. Those have no way to a single row, so their bytes, as they are compressed, are
-    put aside once, into a file without a name in ``folder``, which goes with this object. Pictures in files of their own are
-    read where they are. Raises `DiskFull` where the disk has no room for it.
+    """Pictures as Parquet files hold them. Those have no way to a single row, so their bytes, as
+    they are compressed, are put aside once, into a file without a name in ``folder``, which goes
+    with this object. Pictures in files of their own are read where they are. Raises `DiskFull`
+    where the disk has no room for it.
     """
 
     def __init__(
-        self, path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where, folder: Path
+        self,
+        path: Path,
+        files: Sequence[Path],
+        key: str,
+        camera: CameraSpec,
+        places: np.ndarray,
+        where: Where,
+        folder: Path,
     ) -> None:
         self.camera, self._path, self._where = camera, path, where
         size = sum(file.stat().st_size for file in files)
         free = shutil.disk_usage(folder).free
         if size + _SPARE > free:
             raise DiskFull(
-                f"{folder} has {free / 1e9:.1f} GB free, and the pictures of {path} take up to {size / 1e9:.1f} GB there "
-                f"while it is read: make room, name another place with output_dir=FOLDER, or store the pictures as video"
+                f"{folder} has {free / 1e9:.1f} GB free, and the pictures of {path} take up to "
+                f"{size / 1e9:.1f} GB there while it is read: make room, name another place with "
+                "output_dir=FOLDER, or store the pictures as video"
             )
         self._bytes = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it ends with this object)
         weakref.finalize(self, self._bytes.close)
@@ -174,17 +194,29 @@ class ImageReader:
         for i, row in enumerate(rows.tolist()):
             size = int(self._sizes[row])
             raw = os.pread(self._bytes.fileno(), size, int(self._begins[row])) if size else None
-            out[i] = image_of(self._path, {"bytes": raw, "path": self._paths.get(row)}, self.camera, row, self._where)
+            out[i] = image_of(
+                self._path,
+                {"bytes": raw, "path": self._paths.get(row)},
+                self.camera,
+                row,
+                self._where,
+            )
 
 
-# --------------------------------------------------------------------------------------------------------------- videos
+# ------------------------------------------------------------------------------------------- videos
 class VideoReader:
-    """Frames of video ``files`` by time stamp: row i is in file ``file_of[i]`` at ``times[i]`` s. Each thread keeps a few
-    files open. A frame costs what lies between it and the key frame before: little in lerobot's own videos, where every
-    second one is such."""
+    """Frames of video ``files`` by time stamp: row i is in file ``file_of[i]`` at ``times[i]`` s.
+    Each thread keeps a few files open. A frame costs what lies between it and the key frame before:
+    little in lerobot's own videos, where every second one is such."""
 
     def __init__(
-        self, files: Sequence[Path], camera: CameraSpec, file_of: np.ndarray, times: np.ndarray, hz: float, where: Where
+        self,
+        files: Sequence[Path],
+        camera: CameraSpec,
+        file_of: np.ndarray,
+        times: np.ndarray,
+        hz: float,
+        where: Where,
     ) -> None:
         self.camera, self._files, self._file_of, self._times = camera, list(files), file_of, times
         self._hz, self._where = hz, where
@@ -202,13 +234,18 @@ class VideoReader:
                 apart = self._apart.get(number)
                 if apart is None:
                     apart = self._apart[number] = keys_apart(container, stream)
-                found = frames_at(container, stream, apart, self._times[mine], self._hz, self._place(number, mine))
+                found = frames_at(
+                    container, stream, apart, self._times[mine], self._hz, self._place(number, mine)
+                )
                 for i, frame in enumerate(found):
                     out[at + i] = sized(frame, self.camera, self._place(number, mine)(i))
             at += len(mine)
 
     def _place(self, number: int, rows: np.ndarray) -> Where:
-        return lambda i: f"{self._files[number]}: {self._where(int(rows[i]))}, the picture of camera {self.camera.name}"
+        return lambda i: (
+            f"{self._files[number]}: {self._where(int(rows[i]))}, the picture of camera "
+            f"{self.camera.name}"
+        )
 
     def _container(self, file: Path) -> Any:
         """Opened before by this thread, or now; the one that was used longest ago is closed."""
@@ -216,7 +253,8 @@ class VideoReader:
         if file not in known:
             known[file] = av_package().open(str(file))
             for stream in known[file].streams.video:
-                stream.codec_context.thread_count = 1  # (those ahead decode frames that nobody asked for)
+                # (those ahead decode frames that nobody asked for)
+                stream.codec_context.thread_count = 1
             if len(known) > _OPEN_VIDEOS:
                 known.popitem(last=False)[1].close()
         known.move_to_end(file)

@@ -1,4 +1,5 @@
-"""A file of records, one JSON line each with its checksum: a line counts once it is whole on the disk."""
+"""A file of records, one JSON line each with its checksum: a line counts once it is whole on the
+disk."""
 
 from __future__ import annotations
 
@@ -16,16 +17,19 @@ _REMEDY = "restore that file, or move it away"
 
 
 class Journal:
-    """The records in ``path``. What a writer that was killed left behind the last whole one is nothing."""
+    """The records in ``path``. What a writer that was killed left behind the last whole one is
+    nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ends = [0]  # where each record begins in the file, and where the last one ends; bytes
         self.damage = ""
-        """What no kill brings about behind the records that were read; "" where all is explained."""
+        """What no kill brings about behind the records that were read; "" where all is
+        explained."""
 
     def read(self) -> list[dict[str, Any]]:
-        """The whole records, up to the first that is not. Raises `UserError` for what is no plain file."""
+        """The whole records, up to the first that is not. Raises `UserError` for what is no
+        plain file."""
         self._ends, self.damage = [0], ""
         records: list[dict[str, Any]] = []
         data = read_plain(self.path, _REMEDY) if os.path.lexists(self.path) else b""
@@ -35,7 +39,9 @@ class Journal:
             if not _is_whole(line):
                 if any(map(_is_whole, lines[i:])):
                     self.damage = f"{place} is not whole, later ones are"
-                elif b"\0" not in line:  # half a line has no end; a disk that lost power leaves zeros
+                elif (
+                    b"\0" not in line
+                ):  # half a line has no end; a disk that lost power leaves zeros
                     self.damage = f"{place} is not what was written: its checksum is another"
                 break
             record = _parsed(line)

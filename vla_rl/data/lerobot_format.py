@@ -1,9 +1,10 @@
 """LeRobotDataset v3, without the hub: what its reader and its writer share.
 
-Layout (v3.0): ``meta/info.json`` (features), ``meta/stats.json``, ``meta/tasks.parquet`` (instructions),
-``meta/episodes/chunk-*/file-*.parquet`` (one row an episode), ``data/chunk-*/file-*.parquet`` (one row a control step)
-and, where cameras are stored as video, ``videos/<camera>/chunk-*/file-*.mp4``. Ours adds ``meta/embodiment.json`` and,
-per episode, the columns ``success``, ``task_id`` and ``init_state_id``.
+Layout (v3.0): ``meta/info.json`` (features), ``meta/stats.json``, ``meta/tasks.parquet``
+(instructions), ``meta/episodes/chunk-*/file-*.parquet`` (one row an episode),
+``data/chunk-*/file-*.parquet`` (one row a control step) and, where cameras are stored as video,
+``videos/<camera>/chunk-*/file-*.mp4``. Ours adds ``meta/embodiment.json`` and, per episode, the
+columns ``success``, ``task_id`` and ``init_state_id``.
 """
 
 from __future__ import annotations
@@ -21,16 +22,22 @@ QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 AGAIN = "write or fetch the dataset again"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _DEFAULT_FEATURES = {
-    "timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"
-}  # fmt: skip
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
 
 
 class DatasetError(UserError):
-    """A dataset folder that cannot be written or read. The message names the folder and the remedy."""
+    """A dataset folder that cannot be written or read. The message names the folder and the
+    remedy."""
 
 
 def is_depth(feature: Mapping[str, Any]) -> bool:
-    """Whether a feature of ``meta/info.json`` holds distances in place of colours, as any lerobot marks it."""
+    """Whether a feature of ``meta/info.json`` holds distances in place of colours, as any
+    lerobot marks it."""
     info = feature.get("info") or {}
     return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
 
@@ -53,21 +60,39 @@ def av_package() -> Any:
 
 
 def lerobot_features(
-    embodiment: EmbodimentSpec, video: bool = False, extra: Mapping[str, Sequence[str]] | None = None
+    embodiment: EmbodimentSpec,
+    video: bool = False,
+    extra: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The ``features`` table of ``meta/info.json`` for an embodiment, with ``extra`` vectors {key: names}."""
+    """The ``features`` table of ``meta/info.json`` for an embodiment, with ``extra`` vectors
+    {key: names}."""
     kind = "video" if video else "image"
     features: dict[str, dict[str, Any]] = {}
     for c in embodiment.cameras:
         shape = [c.height, c.width, 3]
-        features[image_key(c.name)] = {"dtype": kind, "shape": shape, "names": ["height", "width", "channels"]}
+        features[image_key(c.name)] = {
+            "dtype": kind,
+            "shape": shape,
+            "names": ["height", "width", "channels"],
+        }
         if kind == "video":
             features[image_key(c.name)]["info"] = {
-                "video.height": c.height, "video.width": c.width, "video.codec": "h264", "video.pix_fmt": "yuv420p",
-                "video.is_depth_map": False, "video.fps": embodiment.control_hz, "video.channels": 3,
+                "video.height": c.height,
+                "video.width": c.width,
+                "video.codec": "h264",
+                "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False,
+                "video.fps": embodiment.control_hz,
+                "video.channels": 3,
                 "has_audio": False,
-            }  # fmt: skip
-    vectors = {STATE_KEY: embodiment.proprio_names, ACTION_KEY: embodiment.action_names, **(extra or {})}
+            }
+    vectors = {
+        STATE_KEY: embodiment.proprio_names,
+        ACTION_KEY: embodiment.action_names,
+        **(extra or {}),
+    }
     for key, names in vectors.items():
         features[key] = {"dtype": "float32", "shape": [len(names)], "names": list(names)}
-    return features | {k: {"dtype": v, "shape": [1], "names": None} for k, v in _DEFAULT_FEATURES.items()}
+    return features | {
+        k: {"dtype": v, "shape": [1], "names": None} for k, v in _DEFAULT_FEATURES.items()
+    }

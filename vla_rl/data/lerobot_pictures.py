@@ -1,4 +1,5 @@
-"""The pictures of a LeRobotDataset v3 folder: those rows that are asked for, and no others, are decoded."""
+"""The pictures of a LeRobotDataset v3 folder: those rows that are asked for, and no others, are
+decoded."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ from vla_rl.errors import EmbodimentMismatch, first_line
 from vla_rl.files import require_content
 from vla_rl.specs import CameraSpec
 
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # Pillow's, of 8 bits
+# Pillow's, of 8 bits
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 _DEPTH = "Depth is no camera picture: leave this camera out, or name the one with colours"
 _TOLERANCE = 0.1  # share of a control period by which a frame may be earlier or later than its row
 _TOGETHER, _WAITING = 64, 16  # pictures that a thread decodes at a time; such parts that wait
 _ALIKE = 0.02  # share of a control period by which two times are rounded differently
 _PACKETS, _KEYS = 600, 4  # of a video, from which the distance of its key frames is told
-_SKIPPED = 3  # control periods between two frames that are wanted which are decoded rather than jumped over
+# control periods between two frames that are wanted which are decoded rather than jumped over
+_SKIPPED = 3
 
 Where = Callable[[int], str]
 """Row → its episode and number there, in words."""
@@ -37,7 +40,10 @@ def inside(path: Path, name: str) -> Path:
     """A file that a dataset names, which has to lie in its folder."""
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts:
-        raise DatasetError(f"{path} names the file {name!r}, which lies outside of it. Write or fetch the dataset again.")
+        raise DatasetError(
+            f"{path} names the file {name!r}, which lies outside of it. Write or "
+            "fetch the dataset again."
+        )
     return path / name
 
 
@@ -48,10 +54,17 @@ def require_file(file: Path) -> None:
     require_content(file, DatasetError)
 
 
-# --------------------------------------------------------------------------------------------------------------- images
-def read_images(path: Path, files: Sequence[Path], key: str, camera: CameraSpec, places: np.ndarray, where: Where) -> Tensor:
-    """uint8 [k H W 3] of the rows ``places`` int64 [k], counted through the data ``files``; row groups without one of them
-    are not read."""
+# ------------------------------------------------------------------------------------------- images
+def read_images(
+    path: Path,
+    files: Sequence[Path],
+    key: str,
+    camera: CameraSpec,
+    places: np.ndarray,
+    where: Where,
+) -> Tensor:
+    """uint8 [k H W 3] of the rows ``places`` int64 [k], counted through the data ``files``; row
+    groups without one of them are not read."""
     out = np.empty((len(places), camera.height, camera.width, 3), np.uint8)
 
     def decode(cells: Sequence[tuple[int, Any]]) -> None:
@@ -70,7 +83,8 @@ def read_images(path: Path, files: Sequence[Path], key: str, camera: CameraSpec,
 
 
 def stored_images(files: Sequence[Path], key: str, places: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """(i, what is stored at ``places[i]``), place by place; row groups without one of them are not read."""
+    """(i, what is stored at ``places[i]``), place by place; row groups without one of them are
+    not read."""
     pq = pyarrow_package().parquet
     order = np.argsort(places, kind="stable")
     rising, before = places[order], 0
@@ -80,7 +94,8 @@ def stored_images(files: Sequence[Path], key: str, places: np.ndarray) -> Iterat
             rows = opened.metadata.row_group(group).num_rows
             first, last = np.searchsorted(rising, (before, before + rows))
             if first < last:
-                chunks = opened.read_row_group(group, columns=[key])[key].chunks  # (joined they might pass Arrow's 2 GiB)
+                # (joined they might pass Arrow's 2 GiB)
+                chunks = opened.read_row_group(group, columns=[key])[key].chunks
                 ends = np.cumsum([len(c) for c in chunks])
                 for i in order[first:last].tolist():
                     place = int(places[i]) - before
@@ -99,27 +114,41 @@ def image_of(path: Path, cell: Any, camera: CameraSpec, row: int, where: Where) 
     try:
         if raw is None:
             require_content(inside(path, cell["path"]), DatasetError)
-        with Image.open(io.BytesIO(raw) if raw is not None else inside(path, cell["path"])) as image:
+        with Image.open(
+            io.BytesIO(raw) if raw is not None else inside(path, cell["path"])
+        ) as image:
             if image.mode not in _MODES:
-                raise DatasetError(f"{place} has more than 8 bits a pixel (Pillow's mode {image.mode}). {_DEPTH}.")
+                raise DatasetError(
+                    f"{place} has more than 8 bits a pixel (Pillow's mode {image.mode}). {_DEPTH}."
+                )
             return sized(np.asarray(image.convert("RGB")), camera, place)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DatasetError(f"{place} cannot be read ({first_line(error)}). Fetch it again.") from error
+        raise DatasetError(
+            f"{place} cannot be read ({first_line(error)}). Fetch it again."
+        ) from error
 
 
 def sized(image: np.ndarray, camera: CameraSpec, place: str) -> np.ndarray:
     if image.shape != (camera.height, camera.width, 3):
-        raise EmbodimentMismatch(f"{place} is {image.shape[:2]}, expected {(camera.height, camera.width)}.")
+        raise EmbodimentMismatch(
+            f"{place} is {image.shape[:2]}, expected {(camera.height, camera.width)}."
+        )
     return image
 
 
-# --------------------------------------------------------------------------------------------------------------- videos
+# ------------------------------------------------------------------------------------------- videos
 def read_videos(
-    path: Path, camera: CameraSpec, wanted: Mapping[Path, tuple[np.ndarray, np.ndarray]], count: int, hz: float, where: Where
+    path: Path,
+    camera: CameraSpec,
+    wanted: Mapping[Path, tuple[np.ndarray, np.ndarray]],
+    count: int,
+    hz: float,
+    where: Where,
 ) -> Tensor:
-    """uint8 [count H W 3]. ``wanted`` {file: (rows of the result [k], times in the file [k], s)}: each row takes the frame
-    whose presentation time is nearest, as lerobot does, whatever the video's rate. Raises `DatasetError` where the nearest
-    is further than a tenth of a control period (1 / ``hz``) off."""
+    """uint8 [count H W 3]. ``wanted`` {file: (rows of the result [k], times in the file [k], s)}:
+    each row takes the frame whose presentation time is nearest, as lerobot does, whatever the
+    video's rate. Raises `DatasetError` where the nearest is further than a tenth of a control
+    period (1 / ``hz``) off."""
     out = np.empty((count, camera.height, camera.width, 3), np.uint8)
     av = av_package()
     for file, (rows, times) in wanted.items():
@@ -149,11 +178,14 @@ def opened_video(file: Path, opener: Callable[[Path], Any]) -> Iterator[tuple[An
         _require_colours(stream, file)
         yield container, stream
     except (OSError, av.FFmpegError, ValueError) as error:
-        raise DatasetError(f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again.") from error
+        raise DatasetError(
+            f"{file} cannot be decoded ({first_line(error)}). Fetch the dataset again."
+        ) from error
 
 
 def keys_apart(container: Any, stream: Any) -> float:
-    """Seconds between key frames, as the video begins; decodes nothing, and leaves the reading somewhere behind."""
+    """Seconds between key frames, as the video begins; decodes nothing, and leaves the reading
+    somewhere behind."""
     container.seek(0, stream=stream)
     packets = itertools.islice(container.demux(stream), _PACKETS)
     known = ((float(p.pts * p.time_base), p.is_keyframe) for p in packets if p.pts is not None)
@@ -163,33 +195,40 @@ def keys_apart(container: Any, stream: Any) -> float:
         keys += [time] if is_key else []
         if len(keys) == _KEYS:
             break
-    return max(b - a for a, b in itertools.pairwise(keys)) if len(keys) > 1 else max(times) - min(times)
+    return (
+        max(b - a for a, b in itertools.pairwise(keys))
+        if len(keys) > 1
+        else max(times) - min(times)
+    )
 
 
 def frames_at(
     container: Any, stream: Any, apart: float, times: np.ndarray, hz: float, place: Where
 ) -> Iterator[np.ndarray]:
-    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s), of a video whose key frames are
-    ``apart`` s from each other. Raises `DatasetError` where that is further than a tenth of a control period (1 / ``hz``)
-    off; ``place`` tells where number i is."""
+    """uint8 [H W 3] of the frame that is nearest to each of ``times`` (rising, s), of a video whose
+    key frames are ``apart`` s from each other. Raises `DatasetError` where that is further than a
+    tenth of a control period (1 / ``hz``) off; ``place`` tells where number i is."""
     cuts = np.flatnonzero(np.diff(times) > max(apart, _SKIPPED / hz)) + 1
     done = 0
     for chosen in np.split(times, cuts):
-        begin = max(float(chosen[0]) + _ALIKE / hz, 0.0)  # to the key frame before, or that of this very moment
+        # to the key frame before, or that of this very moment
+        begin = max(float(chosen[0]) + _ALIKE / hz, 0.0)
         container.seek(int(begin / stream.time_base), stream=stream)
-        for time, (stamp, frame) in zip(chosen, _nearest(container.decode(stream), chosen, _ALIKE / hz)):
+        for time, (stamp, frame) in zip(
+            chosen, _nearest(container.decode(stream), chosen, _ALIKE / hz)
+        ):
             if abs(stamp - time) > _TOLERANCE / hz + 1e-4:
                 raise DatasetError(
-                    f"{place(done)} should be at {time:.4g} s, and the nearest frame is at {stamp:.4g} s. Fetch the dataset "
-                    f"again, or write its time stamps anew."
+                    f"{place(done)} should be at {time:.4g} s, and the nearest frame is at "
+                    f"{stamp:.4g} s. Fetch the dataset again, or write its time stamps anew."
                 )
             done += 1
             yield frame.to_ndarray(format="rgb24")
 
 
 def _nearest(frames: Iterator[Any], times: np.ndarray, alike: float) -> Iterator[tuple[float, Any]]:
-    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all. One that is no further off
-    than ``alike`` s is near enough, and none is decoded after it."""
+    """(time, frame) nearest to each of ``times`` (rising); fewer where there is no frame at all.
+    One that is no further off than ``alike`` s is near enough, and none is decoded after it."""
     before: tuple[float, Any] | None = None
     after: tuple[float, Any] | None = None
     for time in times:
@@ -209,4 +248,6 @@ def _nearest(frames: Iterator[Any], times: np.ndarray, alike: float) -> Iterator
 def _require_colours(stream: Any, file: Path) -> None:
     name = stream.codec_context.pix_fmt or ""
     if name.startswith("gray") and name not in ("gray", "gray8"):
-        raise DatasetError(f"{file} has more than 8 bits a pixel (the pixel format {name}). {_DEPTH}.")
+        raise DatasetError(
+            f"{file} has more than 8 bits a pixel (the pixel format {name}). {_DEPTH}."
+        )

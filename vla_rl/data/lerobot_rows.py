@@ -1,4 +1,5 @@
-"""The numbers of a LeRobotDataset v3 folder, in the order of its episodes, and what is wrong with them; no pictures."""
+"""The numbers of a LeRobotDataset v3 folder, in the order of its episodes, and what is wrong
+with them; no pictures."""
 
 from __future__ import annotations
 
@@ -13,9 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.data.checks import ERROR, WARNING, DataCheck, Report, Rows, as_success, bad_instruction, shortened
+from vla_rl.data.checks import (
+    ERROR,
+    WARNING,
+    DataCheck,
+    Report,
+    Rows,
+    as_success,
+    bad_instruction,
+    shortened,
+)
 from vla_rl.data.demonstrations import DemonstrationEpisode
-from vla_rl.data.lerobot_format import ACTION_KEY, BY_BASE, SENT_KEY, STATE_KEY, DatasetError, pyarrow_package
+from vla_rl.data.lerobot_format import (
+    ACTION_KEY,
+    BY_BASE,
+    SENT_KEY,
+    STATE_KEY,
+    DatasetError,
+    pyarrow_package,
+)
 from vla_rl.files import read_json, require_content
 from vla_rl.types import EmbodimentSpec
 
@@ -27,9 +44,10 @@ _ROW_SUCCESS = "next.success"  # lerobot's own recordings of simulators say it o
 class LeRobotRows:
     """All n control steps, sorted by episode and frame whatever the files' order.
 
-    ``places`` int64 [n]: where each lies, counted through ``files``. ``vectors`` {key: [n d]} as stored, ``stamps`` [n] (s
-    since the episode began), ``task_index`` [n] into ``instructions``. ``numbers``: each episode's ``episode_index``;
-    ``meta``: its row of metadata. Episodes without a row are not there. ``stride``: rows of the files for each of these.
+    ``places`` int64 [n]: where each lies, counted through ``files``. ``vectors`` {key: [n d]} as
+    stored, ``stamps`` [n] (s since the episode began), ``task_index`` [n] into ``instructions``.
+    ``numbers``: each episode's ``episode_index``; ``meta``: its row of metadata. Episodes without a
+    row are not there. ``stride``: rows of the files for each of these.
     """
 
     path: Path
@@ -53,32 +71,58 @@ class LeRobotRows:
         return f"episode {self.numbers[i]}, row {(row - self.episodes[i].start) * self.stride}"
 
     def every(self, stride: int) -> LeRobotRows:
-        """One row for each ``stride`` of an episode: what was seen as they began, and the last of their actions."""
+        """One row for each ``stride`` of an episode: what was seen as they began, and the last
+        of their actions."""
         begins = [np.arange(e.start, e.start + e.length, stride) for e in self.episodes]
-        ends = [np.minimum(b + stride - 1, e.start + e.length - 1) for b, e in zip(begins, self.episodes, strict=True)]
+        ends = [
+            np.minimum(b + stride - 1, e.start + e.length - 1)
+            for b, e in zip(begins, self.episodes, strict=True)
+        ]
         first, last = np.concatenate(begins), np.concatenate(ends)
         starts = np.cumsum([0, *map(len, begins)]).tolist()
         return dataclasses.replace(
             self,
-            places=self.places[first], stamps=self.stamps[first], task_index=self.task_index[first],
-            vectors={k: v[last if k in (ACTION_KEY, SENT_KEY) else first] for k, v in self.vectors.items()},
+            places=self.places[first],
+            stamps=self.stamps[first],
+            task_index=self.task_index[first],
+            vectors={
+                k: v[last if k in (ACTION_KEY, SENT_KEY) else first]
+                for k, v in self.vectors.items()
+            },
             episodes=[
                 dataclasses.replace(e, start=start, length=len(b))
                 for e, start, b in zip(self.episodes, starts, begins)
             ],
-            by_base=None if self.by_base is None else self.by_base[first], stride=stride * self.stride,
-        )  # fmt: skip
+            by_base=None if self.by_base is None else self.by_base[first],
+            stride=stride * self.stride,
+        )
 
     def rows(self) -> Iterator[Rows]:
         for e, number in zip(self.episodes, self.numbers, strict=True):
             part = slice(e.start, e.start + e.length)
             vectors = {key: values[part] for key, values in self.vectors.items()}
-            yield Rows(f"episode {number}", str(self.path), vectors, e.instruction, e.success, self.stamps[part])
+            yield Rows(
+                f"episode {number}",
+                str(self.path),
+                vectors,
+                e.instruction,
+                e.success,
+                self.stamps[part],
+            )
 
-    def report(self, info: Mapping[str, Any], spec: EmbodimentSpec | None, texts: Collection[str] = ()) -> Report:
-        """What is wrong with the numbers, for a robot (None: whatever it is) and a run's instructions (none: any)."""
+    def report(
+        self, info: Mapping[str, Any], spec: EmbodimentSpec | None, texts: Collection[str] = ()
+    ) -> Report:
+        """What is wrong with the numbers, for a robot (None: whatever it is) and a run's
+        instructions (none: any)."""
         check = DataCheck(
-            str(self.path), "LeRobotDataset v3", spec, texts, float(info["fps"]), declared(self.path), names=self.names
+            str(self.path),
+            "LeRobotDataset v3",
+            spec,
+            texts,
+            float(info["fps"]),
+            declared(self.path),
+            names=self.names,
         )
         for rows in self.rows():
             check.add(rows)
@@ -88,7 +132,11 @@ class LeRobotRows:
         self._check_counts(check, info)
         for text in bad_statistics(self.path):
             check.note(
-                WARNING, "statistics", text, "Write the statistics again", file=str(self.path / "meta" / "stats.json")
+                WARNING,
+                "statistics",
+                text,
+                "Write the statistics again",
+                file=str(self.path / "meta" / "stats.json"),
             )
         return check.report()
 
@@ -101,73 +149,124 @@ class LeRobotRows:
             for row in changes:
                 if why := bad_instruction(self.instructions[int(tasks[row])]):
                     text = f"the instruction from here on {why}"
-                    check.note(ERROR, "instruction", text, "Write what was asked for", row=row, **at)
+                    check.note(
+                        ERROR, "instruction", text, "Write what was asked for", row=row, **at
+                    )
                     break
             if changes:
                 then = self.instructions[int(tasks[changes[0]])]
                 text = f"the instruction changes to {shortened(then)} within the episode"
-                remedy = "Where that is not meant, write the dataset again; each row is learned with its own"
+                remedy = (
+                    "Where that is not meant, write the dataset again; each row is learned with "
+                    "its own"
+                )
                 check.note(WARNING, "task_changes", text, remedy, row=changes[0], **at)
 
     def _check_counts(self, check: DataCheck, info: Mapping[str, Any]) -> None:
-        """What the metadata say of the data's order and number: it is not needed here, other tools go by it."""
-        said = {"total_episodes": len(self.numbers) + len(self.empty), "total_frames": len(self.places)}
+        """What the metadata say of the data's order and number: it is not needed here, other
+        tools go by it."""
+        said = {
+            "total_episodes": len(self.numbers) + len(self.empty),
+            "total_frames": len(self.places),
+        }
         for name, count in said.items():
             if info.get(name, count) != count:
-                check.note(WARNING, "totals", f"it says {info[name]!r}, and there are {count}", "Correct it",
-                           file=str(self.path / "meta" / "info.json"), key=name)  # fmt: skip
-        spans = [(r["dataset_from_index"], r["dataset_to_index"], r["length"], r["episode_index"]) for r in self.meta
-                 if {"dataset_from_index", "dataset_to_index"} <= r.keys()]  # fmt: skip
+                check.note(
+                    WARNING,
+                    "totals",
+                    f"it says {info[name]!r}, and there are {count}",
+                    "Correct it",
+                    file=str(self.path / "meta" / "info.json"),
+                    key=name,
+                )
+        spans = [
+            (r["dataset_from_index"], r["dataset_to_index"], r["length"], r["episode_index"])
+            for r in self.meta
+            if {"dataset_from_index", "dataset_to_index"} <= r.keys()
+        ]
         end = 0
         for start, stop, length, number in spans:
             if None in (start, stop) or start != end or stop != end + length:
-                text = f"is {start}, and dataset_to_index {stop}: its {length} rows are {end} to {end + length}"
+                text = (
+                    f"is {start}, and dataset_to_index {stop}: its {length} rows are {end} to "
+                    f"{end + length}"
+                )
                 check.note(
-                    WARNING, "span", text,
+                    WARNING,
+                    "span",
+                    text,
                     f"{_AGAIN}: other tools would take other rows for this episode's",
-                    file=str(self.path), episode=f"episode {number}", key="dataset_from_index",
-                )  # fmt: skip
+                    file=str(self.path),
+                    episode=f"episode {number}",
+                    key="dataset_from_index",
+                )
             end += length
 
 
 def read_rows(
-    path: Path, info: Mapping[str, Any], keys: Sequence[str] = (STATE_KEY, ACTION_KEY),
+    path: Path,
+    info: Mapping[str, Any],
+    keys: Sequence[str] = (STATE_KEY, ACTION_KEY),
     stored_as: Mapping[str, str] = MappingProxyType({}),
-) -> LeRobotRows:  # fmt: skip
-    """Read the numbers under ``keys``, and what is beside them; ``stored_as`` {key: what the files call it}, where that is
-    another name. Raises `DatasetError` where the folder contradicts itself: rows that its metadata do not count, a task that
-    has no text, rows of other lengths than their feature."""
+) -> LeRobotRows:
+    """Read the numbers under ``keys``, and what is beside them; ``stored_as`` {key: what the files
+    call it}, where that is another name. Raises `DatasetError` where the folder contradicts itself:
+    rows that its metadata do not count, a task that has no text, rows of other lengths than their
+    feature."""
     pa = pyarrow_package()
     files = sorted((path / "data").glob("*/*.parquet"))
     if not files:
         raise FileNotFoundError(f"no parquet file under {path / 'data'}")
     features = info["features"]
-    wanted = [*keys, "episode_index", "task_index", "frame_index", "timestamp", BY_BASE, SENT_KEY, _ROW_SUCCESS]
+    wanted = [
+        *keys,
+        "episode_index",
+        "task_index",
+        "frame_index",
+        "timestamp",
+        BY_BASE,
+        SENT_KEY,
+        _ROW_SUCCESS,
+    ]
     for file in files:
         require_content(file, DatasetError)
     stored = set(pa.parquet.read_schema(files[0]).names)
-    columns = [k for k in wanted if k in keys or k in ("episode_index", "task_index") or (k in stored and k in features)]
+    columns = [
+        k
+        for k in wanted
+        if k in keys or k in ("episode_index", "task_index") or (k in stored and k in features)
+    ]
     names = {stored_as.get(key, key): key for key in columns}
     table = pa.concat_tables(pa.parquet.read_table(f, columns=list(names)) for f in files)
     table = table.rename_columns([names[name] for name in table.column_names])
     episode = _integers(table, "episode_index", path)
-    frame = _integers(table, "frame_index", path) if "frame_index" in columns else np.arange(len(table))
+    frame = (
+        _integers(table, "frame_index", path) if "frame_index" in columns else np.arange(len(table))
+    )
     places = np.lexsort((frame, episode))
     meta = _episode_rows(path, pa)
     counts = _counts(path, episode[places], meta)
     vectors = {
         key: _vectors(table, key, path, pa)[places]
         for key in columns
-        if key in keys or (key == SENT_KEY and features[key].get("shape") == features[ACTION_KEY]["shape"])
+        if key in keys
+        or (key == SENT_KEY and features[key].get("shape") == features[ACTION_KEY]["shape"])
     }
-    task_index, instructions = _tasks(path, pa, _integers(table, "task_index", path)[places], episode[places])
+    task_index, instructions = _tasks(
+        path, pa, _integers(table, "task_index", path)[places], episode[places]
+    )
     flags = table[_ROW_SUCCESS].combine_chunks() if _ROW_SUCCESS in columns else None
     flags = None if flags is None else np.asarray(_flat(flags, pa).fill_null(False), bool)[places]
     episodes, kept, start = [], [], 0
     for row in meta:
         n = counts[row["episode_index"]]
         if n:
-            _check_frames(path, row["episode_index"], frame[places][start : start + n], "frame_index" in columns)
+            _check_frames(
+                path,
+                row["episode_index"],
+                frame[places][start : start + n],
+                "frame_index" in columns,
+            )
             success = _success(row, None if flags is None else flags[start : start + n], path)
             known = {k: row.get(k) for k in ("task_id", "init_state_id")}
             text = instructions[int(task_index[start])]
@@ -175,19 +274,34 @@ def read_rows(
             kept.append(row)
         start += n
     if not episodes:
-        raise DatasetError(f"{path} holds no demonstration. Collect some with 'vla-rl collect', or name another folder.")
+        raise DatasetError(
+            f"{path} holds no demonstration. Collect some with 'vla-rl collect', or "
+            "name another folder."
+        )
     stamps = np.concatenate([np.arange(e.length) for e in episodes]) / float(info["fps"])
     if "timestamp" in columns:
         stamps = _vectors(table, "timestamp", path, pa)[places][:, 0]
     return LeRobotRows(
-        path, files, places, vectors, stamps, task_index, instructions, episodes, [r["episode_index"] for r in kept], kept,
-        by_base=_vectors(table, BY_BASE, path, pa)[places][:, 0].astype(bool) if BY_BASE in columns else None,
+        path,
+        files,
+        places,
+        vectors,
+        stamps,
+        task_index,
+        instructions,
+        episodes,
+        [r["episode_index"] for r in kept],
+        kept,
+        by_base=_vectors(table, BY_BASE, path, pa)[places][:, 0].astype(bool)
+        if BY_BASE in columns
+        else None,
         empty=tuple(r["episode_index"] for r in meta if not counts[r["episode_index"]]),
-    )  # fmt: skip
+    )
 
 
 def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """{key: {the file: (smallest [d], largest [d])}} of state and action as ``meta/stats.json`` says; none without it."""
+    """{key: {the file: (smallest [d], largest [d])}} of state and action as ``meta/stats.json``
+    says; none without it."""
     return {
         key: {"meta/stats.json": (low, high)}
         for key, (low, high) in _extremes(path).items()
@@ -198,7 +312,9 @@ def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
 def bad_statistics(path: Path) -> list[str]:
     """Which smallest and largest numbers in ``meta/stats.json`` are none."""
     return [
-        f"min and max of {key} are no two vectors of finite numbers" for key in _extremes(path) if key not in declared(path)
+        f"min and max of {key} are no two vectors of finite numbers"
+        for key in _extremes(path)
+        if key not in declared(path)
     ]
 
 
@@ -212,7 +328,9 @@ def _extremes(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     for key in (STATE_KEY, ACTION_KEY):
         if key in stats:
             try:
-                low, high = (np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max"))
+                low, high = (
+                    np.array(stats[key][name], np.float64).reshape(-1) for name in ("min", "max")
+                )
                 found[key] = low, high
             except (LookupError, TypeError, ValueError):
                 found[key] = (np.array([np.nan]), np.array([np.nan]))
@@ -249,8 +367,8 @@ def _counts(path: Path, episode: np.ndarray, meta: Sequence[Mapping[str, Any]]) 
         if found.get(number, 0) != promised.get(number, 0):
             says = f"say {promised[number]}" if number in promised else "know no such episode"
             raise DatasetError(
-                f"{path} is incomplete: its data files hold {found.get(number, 0)} rows of episode {number}, and its "
-                f"metadata {says}. {_AGAIN}."
+                f"{path} is incomplete: its data files hold {found.get(number, 0)} rows of episode "
+                f"{number}, and its metadata {says}. {_AGAIN}."
             )
     return {number: found.get(number, 0) for number in promised}
 
@@ -258,7 +376,10 @@ def _counts(path: Path, episode: np.ndarray, meta: Sequence[Mapping[str, Any]]) 
 def _check_frames(path: Path, number: int, frame: np.ndarray, known: bool) -> None:
     if known and not np.array_equal(frame, np.arange(len(frame))):
         row = int(np.argmax(frame != np.arange(len(frame))))
-        raise DatasetError(f"{path}: episode {number} has the frame_index {frame[row]} in place of {row}. {_AGAIN}.")
+        raise DatasetError(
+            f"{path}: episode {number} has the frame_index {frame[row]} in place of "
+            f"{row}. {_AGAIN}."
+        )
 
 
 def _success(row: Mapping[str, Any], flags: np.ndarray | None, path: Path) -> bool | None:
@@ -267,17 +388,25 @@ def _success(row: Mapping[str, Any], flags: np.ndarray | None, path: Path) -> bo
     try:
         return as_success(row.get("success"))
     except ValueError as error:
-        raise DatasetError(f"{path}: episode {row['episode_index']}: {error}. Write true, false or nothing there.") from None
+        raise DatasetError(
+            f"{path}: episode {row['episode_index']}: {error}. Write true, false or nothing there."
+        ) from None
 
 
-def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Each row's place in the list of texts, and that list; the text is the frame's index, whatever pandas named it."""
+def _tasks(
+    path: Path, pa: Any, index: np.ndarray, episode: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    """Each row's place in the list of texts, and that list; the text is the frame's index,
+    whatever pandas named it."""
     file = path / "meta" / "tasks.parquet"
     require_content(file, DatasetError)
     table = pa.parquet.read_table(file)
     named = next((name for name in table.column_names if name != "task_index"), None)
     if named is None or "task_index" not in table.column_names:
-        raise DatasetError(f"{file} has the columns {table.column_names}: a task_index and a text are needed. {_AGAIN}.")
+        raise DatasetError(
+            f"{file} has the columns {table.column_names}: a task_index and a text "
+            f"are needed. {_AGAIN}."
+        )
     numbers, texts = table["task_index"].to_pylist(), table[named].to_pylist()
     if len(set(numbers)) < len(numbers):
         raise DatasetError(f"{file} gives a task_index more than one text. {_AGAIN}.")
@@ -288,26 +417,34 @@ def _tasks(path: Path, pa: Any, index: np.ndarray, episode: np.ndarray) -> tuple
             row = int(np.argmax(index == number))
             at = row - int(np.argmax(episode == episode[row]))
             raise DatasetError(
-                f"{file} has no text for the task_index {number}, which episode {episode[row]}, row {at} has. {_AGAIN}."
+                f"{file} has no text for the task_index {number}, which episode {episode[row]}, "
+                f"row {at} has. {_AGAIN}."
             )
         if not isinstance(texts[place[number]], str):
-            raise DatasetError(f"{file} has {texts[place[number]]!r} in place of the text of task_index {number}. {_AGAIN}.")
+            raise DatasetError(
+                f"{file} has {texts[place[number]]!r} in place of the text of "
+                f"task_index {number}. {_AGAIN}."
+            )
     return np.array([place[n] for n in found.tolist()], np.int64)[inverse], texts
 
 
-# -------------------------------------------------------------------------------------------------------------- columns
+# ------------------------------------------------------------------------------------------ columns
 def _integers(table: Any, key: str, path: Path, of: str = " of its data files") -> np.ndarray:
     column = table[key].combine_chunks()
     if column.null_count:
         raise DatasetError(f"{path}: {key} is empty in row {_first_null(column)}{of}. {_AGAIN}.")
     values = np.asarray(_flat(column).to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "iuf":
-        raise DatasetError(f"{path}: {key} is of {column.type}, and whole numbers are needed. {_AGAIN}.")
+        raise DatasetError(
+            f"{path}: {key} is of {column.type}, and whole numbers are needed. {_AGAIN}."
+        )
     whole = np.abs(values.astype(np.float64)) < 2**53
     whole &= np.floor(values) == values
     if not whole.all():
         row = int(np.argmin(whole))
-        raise DatasetError(f"{path}: {key} is {values[row]} in row {row}{of}, no whole number. {_AGAIN}.")
+        raise DatasetError(
+            f"{path}: {key} is {values[row]} in row {row}{of}, no whole number. {_AGAIN}."
+        )
     return values.astype(np.int64)
 
 
@@ -316,15 +453,19 @@ def _vectors(table: Any, key: str, path: Path, pa: Any) -> np.ndarray:
     column = table[key].combine_chunks()
     flat, n = _flat(column, pa), len(table)
     if column.null_count or flat.null_count:
-        row = _first_null(column) if column.null_count else _first_null(flat) // max(len(flat) // max(n, 1), 1)
+        row = (
+            _first_null(column)
+            if column.null_count
+            else _first_null(flat) // max(len(flat) // max(n, 1), 1)
+        )
         raise DatasetError(f"{path}: {key} is empty in row {row} of its data files. {_AGAIN}.")
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         lengths = np.asarray(column.value_lengths())
         if len(lengths) and (lengths != lengths[0]).any():
             row = int(np.argmax(lengths != lengths[0]))
             raise DatasetError(
-                f"{path}: {key} has {lengths[row]} numbers in row {row} of its data files, and {lengths[0]} in the first. "
-                f"{_AGAIN}."
+                f"{path}: {key} has {lengths[row]} numbers in row {row} of its data files, and "
+                f"{lengths[0]} in the first. {_AGAIN}."
             )
     return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(n, -1)
 

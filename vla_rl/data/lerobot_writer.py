@@ -1,7 +1,7 @@
 """Writes demonstrations as what lerobot's own class loads (a test checks it).
 
-About ten times faster than lerobot's recorder, which first saves every frame as a file: here a frame becomes PNG bytes in
-memory and goes straight into the parquet file.
+About ten times faster than lerobot's recorder, which first saves every frame as a file: here a
+frame becomes PNG bytes in memory and goes straight into the parquet file.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from vla_rl.types import EmbodimentSpec
 _CHUNK_FILES, _DATA_FILE_BYTES = 1000, 100 * 2**20
 
 
-# ------------------------------------------------------------------------------------------------------ small functions
+# ---------------------------------------------------------------------------------- small functions
 def encode_png(image: np.ndarray) -> bytes:
     """A uint8 RGB image [H W 3] as PNG bytes, losslessly.
 
-    The fixed filter "sub" and zlib level 1 make it some four times faster than Pillow, which tries every filter on
-    every row, at the same size.
+    The fixed filter "sub" and zlib level 1 make it some four times faster than Pillow, which tries
+    every filter on every row, at the same size.
     """
     height, width, _ = image.shape
     rows = np.ascontiguousarray(image).reshape(height, width * 3)
@@ -55,7 +55,9 @@ def encode_png(image: np.ndarray) -> bytes:
     np.subtract(rows[:, 3:], rows[:, :-3], out=filtered[:, 4:])
 
     def part(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = zlib.compress(filtered.data, 1)
@@ -63,17 +65,22 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Over rows of ``values`` [n d]: min, max, mean, std, q01, q10, q50, q90, q99 (each [d]) and count [1]."""
+    """Over rows of ``values`` [n d]: min, max, mean, std, q01, q10, q50, q90, q99 (each [d]) and
+    count [1]."""
     values = np.asarray(values, np.float64).reshape(len(values), -1)
     quantiles = np.quantile(values, QUANTILES, axis=0)
     return {
-        "min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0),
+        "min": values.min(0),
+        "max": values.max(0),
+        "mean": values.mean(0),
+        "std": values.std(0),
         "count": np.array([len(values)]),
-    } | {f"q{round(q * 100):02d}": row for q, row in zip(QUANTILES, quantiles, strict=True)}  # fmt: skip
+    } | {f"q{round(q * 100):02d}": row for q, row in zip(QUANTILES, quantiles, strict=True)}
 
 
 def image_statistics(histogram: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """Statistics [3 1 1] of pixels scaled to 0 … 1, from a histogram [3 256] of ``count`` images."""
+    """Statistics [3 1 1] of pixels scaled to 0 … 1, from a histogram [3 256] of ``count``
+    images."""
     levels = np.arange(256) / 255.0
     share = histogram / histogram.sum(1, keepdims=True)
     cumulative = share.cumsum(1)
@@ -89,7 +96,8 @@ def image_statistics(histogram: np.ndarray, count: int) -> dict[str, np.ndarray]
 
 
 def _pixel_histogram(images: np.ndarray) -> tuple[np.ndarray, int]:
-    """Counts [3 256] over at most 16 frames spread over the episode (all pixels of all frames tell no more)."""
+    """Counts [3 256] over at most 16 frames spread over the episode (all pixels of all frames
+    tell no more)."""
     some = images[np.unique(np.linspace(0, len(images) - 1, 16).round().astype(int))]
     return np.stack([np.bincount(some[..., c].ravel(), minlength=256) for c in range(3)]), len(some)
 
@@ -98,20 +106,26 @@ def _lists(stats: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str,
     return {name: {k: np.asarray(v).tolist() for k, v in s.items()} for name, s in stats.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 class DemonstrationWriter:
     """Writes episodes as a LeRobotDataset v3 folder; use it as a context manager.
 
-    The folder appears under its name only when all is written: until `close` the files lie in a hidden sibling, which
-    an exception inside the ``with`` block removes. Images are PNG inside parquet (exact), or H.264 files with ``video``
-    (lossy, smaller). ``extra`` {key: names} are further float32 vectors of every control step. Raises `DatasetError` where
-    ``path`` exists already or the disk is full.
+    The folder appears under its name only when all is written: until `close` the files lie in a
+    hidden sibling, which an exception inside the ``with`` block removes. Images are PNG inside
+    parquet (exact), or H.264 files with ``video`` (lossy, smaller). ``extra`` {key: names} are
+    further float32 vectors of every control step. Raises `DatasetError` where ``path`` exists
+    already or the disk is full.
     """
 
     def __init__(
-        self, path: str | Path, embodiment: EmbodimentSpec, *, video: bool = False, workers: int | None = None,
+        self,
+        path: str | Path,
+        embodiment: EmbodimentSpec,
+        *,
+        video: bool = False,
+        workers: int | None = None,
         extra: Mapping[str, Sequence[str]] | None = None,
-    ):  # fmt: skip
+    ):
         self.path, self.embodiment, self.video = Path(path), embodiment, video
         if self.path.exists():
             raise DatasetError(
@@ -124,20 +138,25 @@ class DemonstrationWriter:
             odd = [c for c in embodiment.cameras if c.height % 2 or c.width % 2]
             if odd:
                 raise ConfigError(
-                    f"H.264 needs even image sizes, got {odd}; store images instead, or use even camera sizes"
+                    f"H.264 needs even image sizes, got {odd}; store images instead, or use even "
+                    "camera sizes"
                 )
         self._folder = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
         shutil.rmtree(self._folder, ignore_errors=True)
         fps = embodiment.control_hz
         self._fps: int | float = int(fps) if float(fps).is_integer() else fps
         self._features = lerobot_features(embodiment, video, extra)
-        self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="png")
+        self._pool = ThreadPoolExecutor(
+            workers or min(4, os.cpu_count() or 1), thread_name_prefix="png"
+        )
         self._pending: deque[dict[str, Any]] = deque()
         self._episodes: list[dict[str, Any]] = []
         self._instructions: dict[str, int] = {}
         self._frames = 0
         self._extra = dict(extra or {})
-        self._vectors: dict[str, list[np.ndarray]] = {key: [] for key in (STATE_KEY, ACTION_KEY, *(extra or ()))}
+        self._vectors: dict[str, list[np.ndarray]] = {
+            key: [] for key in (STATE_KEY, ACTION_KEY, *(extra or ()))
+        }
         self._histograms = {c: np.zeros((3, 256), np.int64) for c in embodiment.camera_names}
         self._histogram_frames = dict.fromkeys(embodiment.camera_names, 0)
         self._parquet: Any = None
@@ -151,7 +170,10 @@ class DemonstrationWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()
@@ -174,18 +196,22 @@ class DemonstrationWriter:
         init_state_id: int,
         extra: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Add one episode of T control steps; row t of each array is what was seen and (clean label) done at step t.
+        """Add one episode of T control steps; row t of each array is what was seen and (clean
+        label) done at step t.
 
-        Args:
-            images: {camera: uint8 [T H W 3]} for every camera of the embodiment.
-            proprio: float32 [T p], physical units. actions: float32 [T a], physical units. extra: {key: float32 [T k]}.
-        Raises:
-            EmbodimentMismatch: cameras, sizes or dimensions differ from the embodiment's.
-            DatasetError: no control step, or what `vla_rl.data.checks` calls an error: values that are not finite, or far
+        Args: images: {camera: uint8 [T H W 3]} for every camera of the embodiment. proprio: float32
+            [T p], physical units. actions: float32 [T a], physical units. extra: {key: float32 [T
+            k]}.
+        Raises: EmbodimentMismatch: cameras, sizes or dimensions differ from the embodiment's.
+            DatasetError: no control step, or what `vla_rl.data.checks` calls an error: values that
+            are not finite, or far
                 beyond the robot's bounds.
         """
         if self._closed:
-            raise DatasetError(f"The dataset {self.path} is closed; open a new DemonstrationWriter with another name.")
+            raise DatasetError(
+                f"The dataset {self.path} is closed; open a new DemonstrationWriter "
+                "with another name."
+            )
         proprio, actions = np.asarray(proprio, np.float32), np.asarray(actions, np.float32)
         further = {key: np.asarray((extra or {}).get(key, ()), np.float32) for key in self._extra}
         self._check(images, {"proprio": proprio, "actions": actions, **further}, instruction)
@@ -204,23 +230,33 @@ class DemonstrationWriter:
         self._frames += steps
         number = len(self._episodes)
         row = {
-            "episode_index": number, "tasks": [instruction], "length": steps, "dataset_from_index": first,
-            "dataset_to_index": first + steps, "success": bool(success), "task_id": task_id,
-            "init_state_id": int(init_state_id), "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0,
-        }  # fmt: skip
+            "episode_index": number,
+            "tasks": [instruction],
+            "length": steps,
+            "dataset_from_index": first,
+            "dataset_to_index": first + steps,
+            "success": bool(success),
+            "task_id": task_id,
+            "init_state_id": int(init_state_id),
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
+        }
         self._episodes.append(row)
         columns = {
             "timestamp": np.arange(steps, dtype=np.float32) / np.float32(self._fps),
-            "frame_index": np.arange(steps), "episode_index": np.full(steps, number),
-            "index": np.arange(first, first + steps), "task_index": np.full(steps, task_index),
-        }  # fmt: skip
+            "frame_index": np.arange(steps),
+            "episode_index": np.full(steps, number),
+            "index": np.arange(first, first + steps),
+            "task_index": np.full(steps, task_index),
+        }
         stats = {key: feature_statistics(values) for key, values in vectors.items()}
         stats |= {k: feature_statistics(v[:, None]) for k, v in columns.items()}
         self._pending.append(
             {"row": row, "columns": columns, "stats": stats, "png": encoded, **vectors}
             | {"histograms": {c: self._pool.submit(_pixel_histogram, f) for c, f in images.items()}}
         )
-        while len(self._pending) > 4:  # bounds the memory, and lets the caller simulate while the threads encode
+        # bounds the memory, and lets the caller simulate while the threads encode
+        while len(self._pending) > 4:
             self._write_oldest()
 
     def close(self) -> Path:
@@ -237,7 +273,9 @@ class DemonstrationWriter:
                 self._close_files()
                 self._write_metadata()
                 if self.path.exists():
-                    raise DatasetError(f"{self.path} was created by someone else meanwhile; choose another name.")
+                    raise DatasetError(
+                        f"{self.path} was created by someone else meanwhile; choose another name."
+                    )
                 self._folder.rename(self.path)
         except BaseException:
             self.abort()
@@ -252,7 +290,8 @@ class DemonstrationWriter:
             return
         self._closed = True
         self._pool.shutdown(cancel_futures=True)
-        with contextlib.suppress(Exception):  # the disk may be full; what counts here is that the folder goes
+        # the disk may be full; what counts here is that the folder goes
+        with contextlib.suppress(Exception):
             self._close_files()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -260,7 +299,9 @@ class DemonstrationWriter:
     def _disk_errors(self) -> _DiskErrors:
         return _DiskErrors(self.path)
 
-    def _check(self, images: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], text: str) -> None:
+    def _check(
+        self, images: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], text: str
+    ) -> None:
         spec, steps = self.embodiment, len(got["actions"])
         names = {"proprio": spec.proprio_names, "actions": spec.action_names, **self._extra}
         keys = {"proprio": STATE_KEY, "actions": ACTION_KEY}
@@ -274,11 +315,17 @@ class DemonstrationWriter:
                 f"  expected images {expected}, {shapes}\n  got      images {found}, {given}\n"
                 f"Record with the cameras, proprio and action names of that embodiment."
             )
-        wrong = {name: str(value.dtype) for name, value in images.items() if value.dtype != np.uint8}
+        wrong = {
+            name: str(value.dtype) for name, value in images.items() if value.dtype != np.uint8
+        }
         if wrong:
-            raise DatasetError(f"Episode {len(self)} for {self.path}: images must be uint8 RGB, got {wrong}.")
+            raise DatasetError(
+                f"Episode {len(self)} for {self.path}: images must be uint8 RGB, got {wrong}."
+            )
         if steps == 0:
-            raise DatasetError(f"Episode {len(self)} for {self.path} has no control step; leave it out.")
+            raise DatasetError(
+                f"Episode {len(self)} for {self.path} has no control step; leave it out."
+            )
         vectors = {keys.get(name, name): values for name, values in got.items()}
         check = DataCheck(str(self.path), "episode to write", spec, names=self._extra)
         check.add(Rows(f"episode {len(self)}", str(self.path), vectors, text))
@@ -298,8 +345,11 @@ class DemonstrationWriter:
             names.append(image_key(camera))
         for key in self._vectors:
             flat = pa.array(item[key].ravel())
-            wide = item[key].shape[1] > 1  # lerobot stores a feature of shape (1,) as a plain column
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, item[key].shape[1]) if wide else flat)
+            # lerobot stores a feature of shape (1,) as a plain column
+            wide = item[key].shape[1] > 1
+            arrays.append(
+                pa.FixedSizeListArray.from_arrays(flat, item[key].shape[1]) if wide else flat
+            )
             names.append(key)
         for key, values in item["columns"].items():
             arrays.append(pa.array(values))
@@ -320,7 +370,10 @@ class DemonstrationWriter:
                 start = row["dataset_from_index"] / self._fps
                 prefix = f"videos/{image_key(camera)}/"
                 row |= {f"{prefix}chunk_index": 0, f"{prefix}file_index": 0}
-                row |= {f"{prefix}from_timestamp": start, f"{prefix}to_timestamp": start + row["length"] / self._fps}
+                row |= {
+                    f"{prefix}from_timestamp": start,
+                    f"{prefix}to_timestamp": start + row["length"] / self._fps,
+                }
         for name, stats in _lists(item["stats"]).items():
             row |= {f"stats/{name}/{k}": v for k, v in stats.items()}
 
@@ -336,7 +389,10 @@ class DemonstrationWriter:
 
     def _video_file(self, camera: str) -> _VideoFile:
         if camera not in self._videos:
-            target = self._folder / f"videos/{image_key(camera)}/{_FILE.format(chunk_index=0, file_index=0)}.mp4"
+            target = (
+                self._folder
+                / f"videos/{image_key(camera)}/{_FILE.format(chunk_index=0, file_index=0)}.mp4"
+            )
             self._videos[camera] = _VideoFile(target, self._fps)
         return self._videos[camera]
 
@@ -353,15 +409,23 @@ class DemonstrationWriter:
         episodes = meta / f"episodes/{_FILE.format(chunk_index=0, file_index=0)}.parquet"
         episodes.parent.mkdir(parents=True)
         pa.parquet.write_table(pa.Table.from_pylist(self._episodes), episodes)
-        tasks = pa.table({"task_index": pa.array(list(self._instructions.values())), "task": list(self._instructions)})
+        tasks = pa.table(
+            {
+                "task_index": pa.array(list(self._instructions.values())),
+                "task": list(self._instructions),
+            }
+        )
         kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
-        pandas_index = {  # lerobot looks instructions up in the frame's index; this note makes pandas restore it
-            "index_columns": ["task"], "column_indexes": [], "pandas_version": "2.0.0",
+        # lerobot looks instructions up in the frame's index; this note makes pandas restore it
+        pandas_index = {
+            "index_columns": ["task"],
+            "column_indexes": [],
+            "pandas_version": "2.0.0",
             "columns": [
                 {"name": n, "field_name": n, "pandas_type": p, "numpy_type": q, "metadata": None}
                 for n, (p, q) in kinds.items()
             ],
-        }  # fmt: skip
+        }
         tasks = tasks.replace_schema_metadata({"pandas": json.dumps(pandas_index)})
         pa.parquet.write_table(tasks, meta / "tasks.parquet")
         counters = np.arange(self._frames)
@@ -370,21 +434,37 @@ class DemonstrationWriter:
         frame_index = np.concatenate([np.arange(n) for n in lengths])
         whole = {
             **{k: np.concatenate(v) for k, v in self._vectors.items()},
-            "timestamp": frame_index[:, None] / self._fps, "frame_index": frame_index[:, None],
-            "episode_index": np.repeat(np.arange(len(lengths)), lengths)[:, None], "index": counters[:, None],
+            "timestamp": frame_index[:, None] / self._fps,
+            "frame_index": frame_index[:, None],
+            "episode_index": np.repeat(np.arange(len(lengths)), lengths)[:, None],
+            "index": counters[:, None],
             "task_index": np.repeat(task_of, lengths)[:, None],
-        }  # fmt: skip
+        }
         stats = {k: feature_statistics(v) for k, v in whole.items()}
-        stats |= {image_key(c): image_statistics(h, self._histogram_frames[c]) for c, h in self._histograms.items()}
+        stats |= {
+            image_key(c): image_statistics(h, self._histogram_frames[c])
+            for c, h in self._histograms.items()
+        }
         info = {
-            "codebase_version": "v3.0", "robot_type": self.embodiment.name, "total_episodes": len(self._episodes),
-            "total_frames": self._frames, "total_tasks": len(self._instructions), "chunks_size": _CHUNK_FILES,
-            "data_files_size_in_mb": _DATA_FILE_BYTES >> 20, "video_files_size_in_mb": 200, "fps": self._fps,
-            "splits": {"train": f"0:{len(self._episodes)}"}, "data_path": f"data/{_FILE}.parquet",
+            "codebase_version": "v3.0",
+            "robot_type": self.embodiment.name,
+            "total_episodes": len(self._episodes),
+            "total_frames": self._frames,
+            "total_tasks": len(self._instructions),
+            "chunks_size": _CHUNK_FILES,
+            "data_files_size_in_mb": _DATA_FILE_BYTES >> 20,
+            "video_files_size_in_mb": 200,
+            "fps": self._fps,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "data_path": f"data/{_FILE}.parquet",
             "video_path": f"videos/{{video_key}}/{_FILE}.mp4" if self.video else None,
             "features": self._features,
-        }  # fmt: skip
-        for name, value in (("info", info), ("stats", _lists(stats)), ("embodiment", self.embodiment.to_dict())):
+        }
+        for name, value in (
+            ("info", info),
+            ("stats", _lists(stats)),
+            ("embodiment", self.embodiment.to_dict()),
+        ):
             (meta / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
@@ -401,7 +481,8 @@ class _DiskErrors:
         if isinstance(error, OSError):
             free = _free_gib(self.path)
             raise DatasetError(
-                f"Could not write the dataset {self.path}: {reason(error)}. The disk has {free:.2f} GiB free there"
+                f"Could not write the dataset {self.path}: {reason(error)}. The disk has "
+                f"{free:.2f} GiB free there"
             ) from error
 
 
@@ -431,12 +512,16 @@ class _VideoFile:
     def add(self, frames: np.ndarray) -> None:
         if self._stream is None:
             self._stream = self._container.add_stream(
-                "libx264", rate=self._rate, options={"crf": "15", "preset": "veryfast", "g": "2", "bf": "0"}
+                "libx264",
+                rate=self._rate,
+                options={"crf": "15", "preset": "veryfast", "g": "2", "bf": "0"},
             )
             self._stream.height, self._stream.width = frames.shape[1:3]
             self._stream.pix_fmt = "yuv420p"
         for image in frames:
-            frame = av_package().VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+            frame = av_package().VideoFrame.from_ndarray(
+                np.ascontiguousarray(image), format="rgb24"
+            )
             frame.pts, frame.time_base = self._count, 1 / self._rate
             self._container.mux(self._stream.encode(frame))
             self._count += 1

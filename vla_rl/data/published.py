@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.checks import ERROR, DataCheck, Rows, as_success
-from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode, dataset_of_episodes
+from vla_rl.data.demonstrations import (
+    DemonstrationDataset,
+    DemonstrationEpisode,
+    dataset_of_episodes,
+)
 from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment, read_info, successes
@@ -42,24 +46,28 @@ def load_published(
     wanted: Wanted,
     disk: OnDisk | None = None,
 ) -> DemonstrationDataset:
-    """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group "demonstrations").
+    """Demonstrations that a benchmark published, in a form that ``form`` knows (``build.py``, group
+    "demonstrations").
 
-    As ``wanted`` says, only tasks with one of ``instructions`` are read, at most ``episodes_per_task`` demonstrations each
-    (in the files' order). Control steps that do nothing are dropped unless ``keep_noops``, demonstrations that failed unless
-    ``failures``.
-    Of a folder that this project wrote `load_demonstrations` reads the rest as it is; ``disk`` as there. Raises
-    `DatasetError` where no demonstration of these tasks is found, or what is found is none (`vla_rl.data.checks`).
+    As ``wanted`` says, only tasks with one of ``instructions`` are read, at most
+    ``episodes_per_task`` demonstrations each (in the files' order). Control steps that do nothing
+    are dropped unless ``keep_noops``, demonstrations that failed unless ``failures``. Of a folder
+    that this project wrote `load_demonstrations` reads the rest as it is; ``disk`` as there. Raises
+    `DatasetError` where no demonstration of these tasks is found, or what is found is none
+    (`vla_rl.data.checks`).
     """
     path, instructions, failures = Path(path), wanted.instructions, wanted.failures
     texts = {" ".join(text.lower().split()) for text in instructions}
     files = form.files(path)
     if files:
-        chosen = [file for file in files if " ".join(form.instruction(file).lower().split()) in texts]
+        chosen = [
+            file for file in files if " ".join(form.instruction(file).lower().split()) in texts
+        ]
         if not chosen:
             raise DatasetError(
-                f"{path} has demonstrations of {sorted(form.instruction(f) for f in files)[:3]} … ({len(files)} files), "
-                f"none of the tasks asked for: {sorted(instructions)[:3]} …. Name the folder of the same suite, or other "
-                f"tasks."
+                f"{path} has demonstrations of {sorted(form.instruction(f) for f in files)[:3]} … "
+                f"({len(files)} files), none of the tasks asked for: {sorted(instructions)[:3]} …. "
+                "Name the folder of the same suite, or other tasks."
             )
         check = DataCheck(str(path), "demonstrations", embodiment)
         for file in chosen:
@@ -74,19 +82,25 @@ def load_published(
             )
         )
         return dataset_of_episodes(
-            episodes if wanted.keep_noops else map(functools.partial(_without_noops, form), episodes),
+            episodes
+            if wanted.keep_noops
+            else map(functools.partial(_without_noops, form), episodes),
             embodiment,
             chunk_length,
             path,
         )
     if read_embodiment(path) is not None:
         own = None if failures else successes
-        return load_demonstrations(path, embodiment, chunk_length, choose=own, texts=instructions, disk=disk)
+        return load_demonstrations(
+            path, embodiment, chunk_length, choose=own, texts=instructions, disk=disk
+        )
 
     features = form.features(read_info(path)["features"], embodiment)
     moving = None if wanted.keep_noops else form.moving_steps
     choose = functools.partial(_of_tasks, path, texts, wanted.episodes_per_task, moving, failures)
-    return load_demonstrations(path, embodiment, chunk_length, features=features, choose=choose, disk=disk)
+    return load_demonstrations(
+        path, embodiment, chunk_length, features=features, choose=choose, disk=disk
+    )
 
 
 def _of_tasks(
@@ -98,7 +112,8 @@ def _of_tasks(
     episodes: Sequence[DemonstrationEpisode],
     actions: Tensor,
 ) -> list[Tensor | None]:
-    """The first ``limit`` episodes of each instruction that is ``wanted``, as a reader of datasets chooses."""
+    """The first ``limit`` episodes of each instruction that is ``wanted``, as a reader of
+    datasets chooses."""
     counts: Counter[str] = Counter()
     keep: list[Tensor | None] = []
     for e in episodes:
@@ -113,8 +128,9 @@ def _of_tasks(
     if not counts:
         texts = sorted({e.instruction for e in episodes})
         raise DatasetError(
-            f"{path} has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks asked for (failures are "
-            f"left out): {sorted(wanted)[:3]} …. Name the dataset of the same suite, or other tasks."
+            f"{path} has demonstrations of {texts[:3]} … ({len(texts)} tasks), none of the tasks "
+            f"asked for (failures are left out): {sorted(wanted)[:3]} …. Name the dataset of the "
+            "same suite, or other tasks."
         )
     return keep
 
@@ -126,25 +142,39 @@ def check_contents(
     limit: int = 0,
     failures: bool = True,
 ) -> None:
-    """Look at the first ``limit`` (0: all) demonstrations of a file, as ``contents`` of a form tells them; rows are counted
-    as the file has them. Those that failed are passed over unless ``failures``."""
+    """Look at the first ``limit`` (0: all) demonstrations of a file, as ``contents`` of a form
+    tells them; rows are counted as the file has them. Those that failed are passed over unless
+    ``failures``."""
     try:
         require_content(file)
         told = (found for found in contents(file) if failures or not _failed(found))
         for found in itertools.islice(told, limit or None):
             vectors = {STATE_KEY: found["proprio"], ACTION_KEY: found["actions"]}
-            check.add(Rows(found["name"], str(file), vectors, found["instruction"], found["success"]))
+            check.add(
+                Rows(found["name"], str(file), vectors, found["instruction"], found["success"])
+            )
             for name, (kind, count) in found["pictures"].items():
                 if kind != "uint8" or count != len(found["actions"]):
                     check.note(
-                        ERROR, "picture", f"it holds {count} pictures of {kind} for {len(found['actions'])} actions",
-                        "Colours of 8 bits, one for each action, are needed: leave the camera out, or the episode",
-                        file=str(file), episode=found["name"], key=name,
-                    )  # fmt: skip
+                        ERROR,
+                        "picture",
+                        f"it holds {count} pictures of {kind} for {len(found['actions'])} actions",
+                        "Colours of 8 bits, one for each action, are needed: leave the camera out, "
+                        "or the episode",
+                        file=str(file),
+                        episode=found["name"],
+                        key=name,
+                    )
     except MissingPackage:
         raise
     except (UserError, *MANGLED) as error:
-        check.note(ERROR, "unreadable", first_line(error), "Fetch the file again, or leave it out", file=str(file))
+        check.note(
+            ERROR,
+            "unreadable",
+            first_line(error),
+            "Fetch the file again, or leave it out",
+            file=str(file),
+        )
 
 
 def _failed(episode: Mapping[str, Any]) -> bool:
@@ -159,4 +189,9 @@ def _without_noops(form: Any, episode: Mapping[str, Any]) -> Mapping[str, Any]:
         return episode
     keep = form.moving_steps(episode["actions"])
     images = {name: frames[keep] for name, frames in episode["images"].items()}
-    return {**episode, "images": images, "proprio": episode["proprio"][keep], "actions": episode["actions"][keep]}
+    return {
+        **episode,
+        "images": images,
+        "proprio": episode["proprio"][keep],
+        "actions": episode["actions"][keep],
+    }

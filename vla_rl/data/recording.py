@@ -1,4 +1,5 @@
-"""A LeRobotDataset v3 as somebody recorded it: its robot, cameras, rate and tasks, under this project's names."""
+"""A LeRobotDataset v3 as somebody recorded it: its robot, cameras, rate and tasks, under this
+project's names."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.checks import Report
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.frames import OnDisk
-from vla_rl.data.lerobot_format import ACTION_KEY, AGAIN, IMAGE_PREFIX, STATE_KEY, DatasetError, is_depth
+from vla_rl.data.lerobot_format import (
+    ACTION_KEY,
+    AGAIN,
+    IMAGE_PREFIX,
+    STATE_KEY,
+    DatasetError,
+    is_depth,
+)
 from vla_rl.data.lerobot_reader import (
     Choose,
     assembled,
@@ -44,7 +52,8 @@ _NO_NAME = ("", "unknown", "none")
 
 @dataclass(frozen=True)
 class Keys:
-    """What the dataset calls what is needed: ``vectors`` {ours: its}, ``cameras`` {our name: its feature}."""
+    """What the dataset calls what is needed: ``vectors`` {ours: its}, ``cameras`` {our name: its
+    feature}."""
 
     vectors: Mapping[str, str]
     cameras: Mapping[str, str]
@@ -52,16 +61,22 @@ class Keys:
     def renamed(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """``meta/info.json`` with state and action under our names."""
         features = dict(info["features"])
-        return {**info, "features": features | {ours: features[its] for ours, its in self.vectors.items()}}
+        return {
+            **info,
+            "features": features | {ours: features[its] for ours, its in self.vectors.items()},
+        }
 
 
-def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], cameras: Sequence[str] = ()) -> Keys:
-    """Which features are state, action and the ``cameras`` (empty: all that show colours); raises `DatasetError` where one
-    is not there."""
+def keys_of(
+    path: Path, info: Mapping[str, Any], rename: Mapping[str, str], cameras: Sequence[str] = ()
+) -> Keys:
+    """Which features are state, action and the ``cameras`` (empty: all that show colours); raises
+    `DatasetError` where one is not there."""
     features = info["features"]
     if unknown := [key for key in rename if key not in features]:
         raise DatasetError(
-            f"env.rename has {unknown[0]!r}, and {path} has only {', '.join(sorted(features))}: name one of those"
+            f"env.rename has {unknown[0]!r}, and {path} has only {', '.join(sorted(features))}: "
+            "name one of those"
         )
     told = {ours: its for its, ours in rename.items()}
     vectors = {}
@@ -69,8 +84,8 @@ def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], came
         its = told.get(ours) or next((key for key in (ours, *others) if key in features), None)
         if its is None:
             raise DatasetError(
-                f"{path} has no feature {ours}, only {', '.join(sorted(features))}: say which it is with "
-                f"'env.rename={{KEY: {ours}}}'"
+                f"{path} has no feature {ours}, only {', '.join(sorted(features))}: say which it "
+                f"is with 'env.rename={{KEY: {ours}}}'"
             )
         vectors[ours] = its
     shown: dict[str, str] = {}
@@ -80,14 +95,15 @@ def keys_of(path: Path, info: Mapping[str, Any], rename: Mapping[str, str], came
         name = rename.get(key) or _camera_name(key)
         if name in shown:
             raise DatasetError(
-                f"{path} has two cameras {name!r}, {shown[name]} and {key}: give one another name with "
-                f"'env.rename={{{key}: NAME}}'"
+                f"{path} has two cameras {name!r}, {shown[name]} and {key}: give one another name "
+                f"with 'env.rename={{{key}: NAME}}'"
             )
         shown[name] = key
     if missing := [name for name in cameras if name not in shown]:
         raise DatasetError(
-            f"env.cameras has {missing[0]!r}, and {path} has {', '.join(shown) or 'none'}: name those, or give one that "
-            f"name with 'env.rename={{KEY: {missing[0]}}}' (its keys: {', '.join(shown.values()) or 'none'})"
+            f"env.cameras has {missing[0]!r}, and {path} has {', '.join(shown) or 'none'}: name "
+            f"those, or give one that name with 'env.rename={{KEY: {missing[0]}}}' (its keys: "
+            f"{', '.join(shown.values()) or 'none'})"
         )
     return Keys(vectors, {name: shown[name] for name in (cameras or shown)})
 
@@ -103,11 +119,16 @@ def camera_of(name: str, feature: Mapping[str, Any]) -> CameraSpec:
     return CameraSpec(name, height, width)
 
 
-# ---------------------------------------------------------------------------------------------------------------- robot
+# -------------------------------------------------------------------------------------------- robot
 def describe(
-    path: Path, info: Mapping[str, Any], keys: Keys, vectors: Mapping[str, np.ndarray], config: RecordingConfig
+    path: Path,
+    info: Mapping[str, Any],
+    keys: Keys,
+    vectors: Mapping[str, np.ndarray],
+    config: RecordingConfig,
 ) -> EmbodimentSpec:
-    """The robot of a dataset that does not say which it is of: ``vectors`` {key: [n d]} bound its actions."""
+    """The robot of a dataset that does not say which it is of: ``vectors`` {key: [n d]} bound
+    its actions."""
     told = str(info.get("robot_type") or "")
     name = config.name or (path.resolve().name if told.lower() in _NO_NAME else told)
     names = {key: _names(info["features"][its], key) for key, its in keys.vectors.items()}
@@ -115,11 +136,14 @@ def describe(
     units = config.units or [AS_RECORDED]
     if len(units) not in (1, len(actions)):
         raise ConfigError(
-            f"env.units has {len(units)} for the {len(actions)} numbers of an action: give one, or one for each"
+            f"env.units has {len(units)} for the {len(actions)} numbers of an action: give one, or "
+            "one for each"
         )
     low, high = bounds(vectors[ACTION_KEY], config.margin)
     unknown = f"{OTHER}as recorded in {name}"
-    words: dict[str, Any] = {word: getattr(config, word) or unknown for word in ("frame", "rotation", "gripper")}
+    words: dict[str, Any] = {
+        word: getattr(config, word) or unknown for word in ("frame", "rotation", "gripper")
+    }
     return EmbodimentSpec(
         name=name,
         action_names=actions,
@@ -127,21 +151,27 @@ def describe(
         action_low=low,
         action_high=high,
         control_hz=float(info["fps"]),
-        cameras=tuple(camera_of(camera, info["features"][key]) for camera, key in keys.cameras.items()),
+        cameras=tuple(
+            camera_of(camera, info["features"][key]) for camera, key in keys.cameras.items()
+        ),
         proprio_names=names[STATE_KEY],
         **words,
     )
 
 
 def bounds(actions: np.ndarray, margin: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Least and greatest of ``actions`` [n d], wider by ``margin`` of their range (where there is none, of their size)."""
+    """Least and greatest of ``actions`` [n d], wider by ``margin`` of their range (where there
+    is none, of their size)."""
     low, high = actions.astype(np.float64).min(0), actions.astype(np.float64).max(0)
     wider = margin * np.where(high > low, high - low, np.maximum(np.abs(high), 1e-3))
-    return tuple(float(f"{x:.6g}") for x in low - wider), tuple(float(f"{x:.6g}") for x in high + wider)
+    return tuple(float(f"{x:.6g}") for x in low - wider), tuple(
+        float(f"{x:.6g}") for x in high + wider
+    )
 
 
 def _names(feature: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A vector's names; numbers behind ``key``'s last word where it has none, or not one for each."""
+    """A vector's names; numbers behind ``key``'s last word where it has none, or not one for
+    each."""
     size = int(np.prod(feature["shape"]))
     found = flat_names(feature.get("names")) or ()
     if len(found) == size == len(set(found)):
@@ -150,13 +180,17 @@ def _names(feature: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def known_robot(path: Path, config: RecordingConfig, keys: Keys) -> EmbodimentSpec | None:
-    """The robot that the dataset, or ``env.embodiment``, says it is, with the cameras that are used; None: nobody says."""
+    """The robot that the dataset, or ``env.embodiment``, says it is, with the cameras that are
+    used; None: nobody says."""
     if config.embodiment:
         given = Path(config.embodiment)
         inside = (given / EMBODIMENT, given / "meta" / EMBODIMENT, given)
         file = next((place for place in inside if place.is_file()), None)
         if file is None:
-            raise ConfigError(f"env.embodiment={given} has no {EMBODIMENT}: name a dataset or checkpoint of this project")
+            raise ConfigError(
+                f"env.embodiment={given} has no {EMBODIMENT}: name a dataset or "
+                "checkpoint of this project"
+            )
         spec: EmbodimentSpec | None = read_embodiment_file(file, AGAIN)
     else:
         spec = read_embodiment(path)
@@ -164,24 +198,30 @@ def known_robot(path: Path, config: RecordingConfig, keys: Keys) -> EmbodimentSp
         return None
     if unknown := [name for name in config.cameras if name not in spec.camera_names]:
         raise DatasetError(
-            f"env.cameras has {unknown[0]!r}, and the robot {spec.name} has {', '.join(spec.camera_names) or 'none'}: "
-            "name those"
+            f"env.cameras has {unknown[0]!r}, and the robot {spec.name} has "
+            f"{', '.join(spec.camera_names) or 'none'}: name those"
         )
     used = tuple(c for c in spec.cameras if c.name in (config.cameras or spec.camera_names))
     if missing := [c.name for c in used if c.name not in keys.cameras]:
         raise DatasetError(
-            f"{path} has the cameras {', '.join(keys.cameras) or '(none)'}, and the robot {spec.name} has {missing[0]!r}: "
-            f"say which it is with 'env.rename={{KEY: {missing[0]}}}', or leave it out with env.cameras=[...]"
+            f"{path} has the cameras {', '.join(keys.cameras) or '(none)'}, and the robot "
+            f"{spec.name} has {missing[0]!r}: say which it is with 'env.rename={{KEY: "
+            f"{missing[0]}}}', or leave it out with env.cameras=[...]"
         )
     changed: dict[str, Any] = {} if used == spec.cameras else {"cameras": used, "mirror": None}
-    told = {word: value for word in ("name", "frame", "rotation", "gripper") if (value := getattr(config, word))}
+    told = {
+        word: value
+        for word in ("name", "frame", "rotation", "gripper")
+        if (value := getattr(config, word))
+    }
     return dataclasses.replace(spec, **changed, **told)
 
 
-# ------------------------------------------------------------------------------------------------------------ recording
+# ---------------------------------------------------------------------------------------- recording
 @dataclass(frozen=True)
 class Recording:
-    """What `open_recording` found. ``rows`` are those that are used, ``report`` what is wrong with all."""
+    """What `open_recording` found. ``rows`` are those that are used, ``report`` what is wrong
+    with all."""
 
     path: Path
     info: Mapping[str, Any]
@@ -189,11 +229,14 @@ class Recording:
     embodiment: EmbodimentSpec
     rows: LeRobotRows
     report: Report
-    margin: float | None  # by which bounds are wider than the actions; None: a file says which robot it is, and its bounds
+    # by which bounds are wider than the actions; None: a file says which robot it is, and its
+    # bounds
+    margin: float | None
 
     @functools.cached_property
     def tasks(self) -> tuple[TaskSpec, ...]:
-        """Each task id, or instruction, that was recorded, in that order; as long as its longest episode."""
+        """Each task id, or instruction, that was recorded, in that order; as long as its longest
+        episode."""
         texts: dict[str, dict[str, None]] = {}
         longest: dict[str, int] = {}
         for e in self.rows.episodes:
@@ -203,8 +246,8 @@ class Recording:
         return tuple(TaskSpec(task, tuple(said), (), longest[task]) for task, said in texts.items())
 
     def require(self, failures: bool = True) -> None:
-        """Raise `DatasetError` for what training would refuse, unless it learns from ``failures`` where nothing else is
-        there, and for a video that is missing."""
+        """Raise `DatasetError` for what training would refuse, unless it learns from ``failures``
+        where nothing else is there, and for a video that is missing."""
         self.report.require()
         if not failures:
             successes(self.rows.episodes)
@@ -212,14 +255,26 @@ class Recording:
             require_videos(self.path, self.info, self.keys.cameras.values(), self.rows)
 
     def demonstrations(
-        self, chunk_length: int, tasks: Collection[str], failures: bool = False, disk: OnDisk | None = None,
+        self,
+        chunk_length: int,
+        tasks: Collection[str],
+        failures: bool = False,
+        disk: OnDisk | None = None,
         choose: Choose | None = None,
-    ) -> DemonstrationDataset:  # fmt: skip
-        """The episodes of ``tasks`` (ids) of those that ``choose`` takes, with what failed only if asked for; ``disk`` as
-        `load_demonstrations`. Raises what `require` raises, and for damaged pictures."""
+    ) -> DemonstrationDataset:
+        """The episodes of ``tasks`` (ids) of those that ``choose`` takes, with what failed only if
+        asked for; ``disk`` as `load_demonstrations`. Raises what `require` raises, and for damaged
+        pictures."""
         self.report.require()
-        episodes, actions = self.rows.episodes, torch.from_numpy(self.rows.vectors[ACTION_KEY].astype(np.float32))
-        sound = [torch.ones(e.length, dtype=torch.bool) for e in episodes] if failures else successes(episodes)
+        episodes, actions = (
+            self.rows.episodes,
+            torch.from_numpy(self.rows.vectors[ACTION_KEY].astype(np.float32)),
+        )
+        sound = (
+            [torch.ones(e.length, dtype=torch.bool) for e in episodes]
+            if failures
+            else successes(episodes)
+        )
         masks = sound if choose is None else choose(episodes, actions)
         chosen = [
             mask if known is not None and (e.task_id or e.instruction) in tasks else None
@@ -227,7 +282,14 @@ class Recording:
         ]
         with damage(self.path):
             dataset = assembled(
-                self.path, self.info, self.embodiment, self.keys.cameras, self.rows, chosen, chunk_length, disk
+                self.path,
+                self.info,
+                self.embodiment,
+                self.keys.cameras,
+                self.rows,
+                chosen,
+                chunk_length,
+                disk,
             )
         dataset.notes = tuple(finding.line() for finding in self.report.warnings)
         return dataset
@@ -236,12 +298,19 @@ class Recording:
         """Which robot it is, in a line, and how that is known."""
         e = self.embodiment
         cameras = ", ".join(f"{c.name} {c.width}x{c.height}" for c in e.cameras) or "no camera"
-        line = f"{e.name}: {e.action_dim} numbers of action, {e.proprio_dim} of state, {cameras}, {e.control_hz:g} Hz"
+        line = (
+            f"{e.name}: {e.action_dim} numbers of action, {e.proprio_dim} of state, {cameras}, "
+            f"{e.control_hz:g} Hz"
+        )
         if self.rows.stride > 1:
-            line += f" (every {self.rows.stride}th of {float(self.info['fps']):g} Hz, with the last of their actions)"
+            line += (
+                f" (every {self.rows.stride}th of {float(self.info['fps']):g} Hz, with the last of "
+                "their actions)"
+            )
         if self.margin is not None:
             line += (
-                f"; no file says its bounds: they are those of its actions and {self.margin:.0%} of their range on each side"
+                f"; no file says its bounds: they are those of its actions and {self.margin:.0%} "
+                "of their range on each side"
             )
         return line
 
@@ -249,8 +318,9 @@ class Recording:
 def open_recording(path: str | Path, config: RecordingConfig) -> Recording:
     """Read the numbers and what is known of the robot; no picture is decoded.
 
-    Raises `DatasetError` or `ConfigError` where a feature, camera or rate that is asked for is not there, the dataset is of
-    another robot than ``config.embodiment`` says, or nothing decodes its videos.
+    Raises `DatasetError` or `ConfigError` where a feature, camera or rate that is asked for is not
+    there, the dataset is of another robot than ``config.embodiment`` says, or nothing decodes its
+    videos.
     """
     path = Path(path)
     require_packages("pyarrow", extra="lerobot", purpose=f"reading {path}")
@@ -262,9 +332,22 @@ def open_recording(path: str | Path, config: RecordingConfig) -> Recording:
         wanted_hz = config.control_hz
         if known is not None:
             wanted_hz = wanted_hz or known.control_hz
-            known = dataclasses.replace(known, control_hz=float(info["fps"])) if config.embodiment else known
-            keys = dataclasses.replace(keys, cameras={name: keys.cameras[name] for name in known.camera_names})
-            require_fit(path, ours, None if config.embodiment else known, known, keys.cameras, compare_names=True)
+            known = (
+                dataclasses.replace(known, control_hz=float(info["fps"]))
+                if config.embodiment
+                else known
+            )
+            keys = dataclasses.replace(
+                keys, cameras={name: keys.cameras[name] for name in known.camera_names}
+            )
+            require_fit(
+                path,
+                ours,
+                None if config.embodiment else known,
+                known,
+                keys.cameras,
+                compare_names=True,
+            )
         if any(info["features"][key]["dtype"] == "video" for key in keys.cameras.values()):
             require_packages("av", extra="lerobot", purpose=f"decoding the videos of {path}")
         rows = read_rows(path, ours, stored_as=keys.vectors)
@@ -284,33 +367,37 @@ def open_recording(path: str | Path, config: RecordingConfig) -> Recording:
 def _name_unnamed(rows: LeRobotRows, instruction: str) -> None:
     rows.instructions[:] = [text if text.strip() else instruction for text in rows.instructions]
     rows.episodes[:] = [
-        e if e.instruction.strip() else dataclasses.replace(e, instruction=instruction) for e in rows.episodes
+        e if e.instruction.strip() else dataclasses.replace(e, instruction=instruction)
+        for e in rows.episodes
     ]
 
 
 def stride_of(path: Path, spec: EmbodimentSpec, wanted: float, goals: bool) -> int:
-    """Rows for each that is used at ``wanted`` Hz (0: all). Raises `ConfigError` for a rate that does not divide the
-    dataset's, or moves that would be lost."""
+    """Rows for each that is used at ``wanted`` Hz (0: all). Raises `ConfigError` for a rate that
+    does not divide the dataset's, or moves that would be lost."""
     hz = spec.control_hz
     stride = round(hz / wanted) if wanted else 1
     if stride < 1 or (wanted and abs(hz / wanted - stride) > 1e-3):
         near = ", ".join(f"{hz / k:g}" for k in range(1, 7))
         raise ConfigError(
-            f"{path} was recorded at {hz:g} Hz, whose rows make no {wanted:g} Hz: set env.control_hz to {near} or another "
-            f"whole part of it"
+            f"{path} was recorded at {hz:g} Hz, whose rows make no {wanted:g} Hz: set "
+            f"env.control_hz to {near} or another whole part of it"
         )
     if stride > 1 and not (goals or set(spec.action_names) <= set(spec.proprio_names)):
         raise ConfigError(
-            f"{wanted:g} of {hz:g} Hz leaves out {stride - 1} of {stride} actions, which is right for goals and loses "
-            "moves or speeds, and nothing says which these are: set env.goals=true if each says where to go, or "
-            f"env.control_hz={hz:g}"
+            f"{wanted:g} of {hz:g} Hz leaves out {stride - 1} of {stride} actions, which is right "
+            "for goals and loses moves or speeds, and nothing says which these are: set "
+            f"env.goals=true if each says where to go, or env.control_hz={hz:g}"
         )
     return stride
 
 
 def load_whoever(path: str | Path, choose: Choose | None = None) -> DemonstrationDataset:
-    """`load_demonstrations`, also of a dataset that does not say which robot it is of; that is then as it describes it."""
+    """`load_demonstrations`, also of a dataset that does not say which robot it is of; that is
+    then as it describes it."""
     if read_embodiment(path) is not None:
         return load_demonstrations(path, choose=choose)
     recording = open_recording(path, RecordingConfig())
-    return recording.demonstrations(1, [task.task_id for task in recording.tasks], failures=True, choose=choose)
+    return recording.demonstrations(
+        1, [task.task_id for task in recording.tasks], failures=True, choose=choose
+    )

@@ -1,9 +1,9 @@
 """A replay of decisions that keeps episodes whole: every frame once, transitions are views of it.
 
-A source ("online", "demonstrations", …) is a share of what is drawn, so that few demonstrations are not drowned by many
-rollouts (RLPD, Ball et al. 2023 §4.1, draws half of each batch from them). With a folder every episode is on the disk when
-`Replay.add` returns (`replay_folder.py`), so that a run which was killed goes on with what it had: checkpoints keep the
-count of episodes alone.
+A source ("online", "demonstrations", …) is a share of what is drawn, so that few demonstrations are
+not drowned by many rollouts (RLPD, Ball et al. 2023 §4.1, draws half of each batch from them). With
+a folder every episode is on the disk when `Replay.add` returns (`replay_folder.py`), so that a run
+which was killed goes on with what it had: checkpoints keep the count of episodes alone.
 """
 
 from __future__ import annotations
@@ -23,19 +23,28 @@ from vla_rl.data.tables import LARGE, Field, Growing, Table
 from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec, Observation, Trajectory, Transitions
 
-ONLINE, DEMONSTRATIONS, OFFLINE = "online", "demonstrations", "offline"  # sources; offline: episodes of other runs
-INTERVENTIONS, SOLVED = "interventions", "solved"  # what is drawn apart, too, of the sources but demonstrations
+# sources; offline: episodes of other runs
+ONLINE, DEMONSTRATIONS, OFFLINE = "online", "demonstrations", "offline"
+# what is drawn apart, too, of the sources but demonstrations
+INTERVENTIONS, SOLVED = "interventions", "solved"
 _IMAGE, _EXTRA = "image:", "extra:"
-_EPISODE = [("end", "i8"), ("version", "i8"), ("source", "i4"), ("terminated", "?"), ("proposed", "?")]
+_EPISODE = [
+    ("end", "i8"),
+    ("version", "i8"),
+    ("source", "i4"),
+    ("terminated", "?"),
+    ("proposed", "?"),
+]
 _SEGMENT = [("before", "i8"), ("row", "i8")]
 
 
 class Replay:
     """Episodes of one robot, in memory or (with ``folder``) on disk.
 
-    A decision is drawn uniformly among those of its source. Frames: the observation of each decision and the one after the
-    last, so an episode of t decisions has t + 1. Decisions in which a person chose an executed step are drawn under
-    "interventions" too, those of successful episodes under "solved", unless their episode is of the source "demonstrations".
+    A decision is drawn uniformly among those of its source. Frames: the observation of each
+    decision and the one after the last, so an episode of t decisions has t + 1. Decisions in which
+    a person chose an executed step are drawn under "interventions" too, those of successful
+    episodes under "solved", unless their episode is of the source "demonstrations".
     """
 
     def __init__(
@@ -47,13 +56,15 @@ class Replay:
         ram_bytes: int = 2 << 30,
         cache_bytes: float | None = None,
     ) -> None:
-        """``episodes``: how many of those in ``folder`` belong to the run as its checkpoint left it; later ones are removed.
-        None: every one that was closed. ``embodiment``: the robot, without which its cameras and bounds go unchecked.
+        """``episodes``: how many of those in ``folder`` belong to the run as its checkpoint left
+        it; later ones are removed. None: every one that was closed. ``embodiment``: the robot,
+        without which its cameras and bounds go unchecked.
 
-        ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is read from the disk: mapped
-        where the system's cache can hold it (``cache_bytes``; None: half of the memory that is free), else past that cache.
-        Raises `UserError` where the folder holds fewer episodes, is of another robot, is damaged (rows that stay on the disk
-        are compared with their checksums for the last episode alone), or is no replay.
+        ``ram_bytes``: what is kept in RAM beside a ``folder``, small columns first; the rest is
+        read from the disk: mapped where the system's cache can hold it (``cache_bytes``; None: half
+        of the memory that is free), else past that cache. Raises `UserError` where the folder holds
+        fewer episodes, is of another robot, is damaged (rows that stay on the disk are compared
+        with their checksums for the last episode alone), or is no replay.
         """
         self.episodes = 0
         self.last_ticket = 0  # the highest of its episodes; 0: none has one
@@ -63,7 +74,8 @@ class Replay:
         self._episodes = Growing(_EPISODE)  # "end" is the last decision + 1
         self._texts: list[str] = []
         self._sources: list[str] = []
-        self._segments: dict[str, Growing] = {}  # source → runs of decisions: how many come before, the first one's row
+        # source → runs of decisions: how many come before, the first one's row
+        self._segments: dict[str, Growing] = {}
         self._counts: dict[str, int] = {}  # source → decisions
         self._files = None if folder is None else ReplayFolder(folder)
         if self._files is not None:
@@ -103,7 +115,7 @@ class Replay:
         """Decisions of each episode from number ``first`` on."""
         return np.diff(self._episodes.rows["end"], prepend=0)[first:].tolist()
 
-    # ------------------------------------------------------------------------------------------------------------ adding
+    # --------------------------------------------------------------------------------------- adding
     def add(
         self,
         trajectory: Trajectory,
@@ -112,12 +124,14 @@ class Replay:
         extra: Mapping[str, Tensor] | None = None,
         ticket: int | None = None,
     ) -> None:
-        """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per frame.
+        """Keep an episode. ``rewards`` float32 [t] per decision; ``extra`` {name: [t + 1 …]} per
+        frame.
 
-        ``ticket`` (from 1, rising) is kept with it, so that who was killed knows by `last_ticket` what is there already.
+        ``ticket`` (from 1, rising) is kept with it, so that who was killed knows by `last_ticket`
+        what is there already.
 
-        Raises `UserError` for an episode with a mistake (`check_episode`) or with other columns than those before,
-        `DiskFull` where the disk is; the replay is then as it was.
+        Raises `UserError` for an episode with a mistake (`check_episode`) or with other columns
+        than those before, `DiskFull` where the disk is; the replay is then as it was.
         """
         extra = dict(extra or {})
         check_episode(trajectory, rewards, extra, self.embodiment)
@@ -125,11 +139,18 @@ class Replay:
         new = [text for text in dict.fromkeys(seen.instruction) if text not in self._texts]
         number = {text: i for i, text in enumerate([*self._texts, *new])}
         frames = {f"{_IMAGE}{name}": images for name, images in seen.images.items()}
-        frames |= {"proprio": seen.proprio, "text": torch.tensor([number[text] for text in seen.instruction])}
+        frames |= {
+            "proprio": seen.proprio,
+            "text": torch.tensor([number[text] for text in seen.instruction]),
+        }
         if seen.privileged is not None:
             frames["privileged"] = seen.privileged
         frames |= {f"{_EXTRA}{name}": values for name, values in extra.items()}
-        human = torch.zeros_like(trajectory.valid) if trajectory.is_human is None else trajectory.is_human
+        human = (
+            torch.zeros_like(trajectory.valid)
+            if trajectory.is_human is None
+            else trajectory.is_human
+        )
         decisions = {
             "actions": trajectory.actions,
             "proposed": trajectory.actions if trajectory.proposed is None else trajectory.proposed,
@@ -161,17 +182,28 @@ class Replay:
         self._tables = tables
         self._count(record)
 
-    def _tables_for(self, name: str, frames: Mapping[str, Tensor], decisions: Mapping[str, Tensor]) -> dict[str, Table]:
-        """Those that there are, or new ones for a first episode. Raises `UserError` for other columns."""
-        layout: dict[str, list[Field]] = {DECISIONS: [Field.of(*item) for item in decisions.items()], FRAMES: []}
+    def _tables_for(
+        self, name: str, frames: Mapping[str, Tensor], decisions: Mapping[str, Tensor]
+    ) -> dict[str, Table]:
+        """Those that there are, or new ones for a first episode. Raises `UserError` for other
+        columns."""
+        layout: dict[str, list[Field]] = {
+            DECISIONS: [Field.of(*item) for item in decisions.items()],
+            FRAMES: [],
+        }
         for field in sorted(Field.of(*item) for item in frames.items()):
             large = field.storable and field.bytes >= LARGE
             layout.setdefault(field.name if large else FRAMES, []).append(field)
         fields = [field for table in layout.values() for field in table]
         if unknown := [field for field in fields if not field.storable]:
-            raise UserError(f"replay: rollout {name} has {unknown[0]}: give numbers or truth values that a file can hold")
+            raise UserError(
+                f"replay: rollout {name} has {unknown[0]}: give numbers or truth values "
+                "that a file can hold"
+            )
         if self._tables:
-            check_fields(name, fields, [field for table in self._tables.values() for field in table.fields])
+            check_fields(
+                name, fields, [field for table in self._tables.values() for field in table.fields]
+            )
             return self._tables
         if self._files is not None:
             return self._files.tables(layout)
@@ -190,7 +222,15 @@ class Replay:
             if record["success"]:
                 self._segment(SOLVED, start, t)
         self._episodes.put(
-            [(start + t, record["version"], self._sources.index(source), record["terminated"], record["proposed"])]
+            [
+                (
+                    start + t,
+                    record["version"],
+                    self._sources.index(source),
+                    record["terminated"],
+                    record["proposed"],
+                )
+            ]
         )
         self.episodes += 1
         self.last_ticket = max(self.last_ticket, record.get("ticket", 0))
@@ -202,7 +242,8 @@ class Replay:
         self._counts[source] = self.count(source) + length
 
     def _fit(self, tables: Mapping[str, Table], added: Mapping[str, int]) -> None:
-        """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there; choose how the rest is read."""
+        """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there;
+        choose how the rest is read."""
         if self._files is None:
             return
         used = beyond = 0
@@ -213,12 +254,18 @@ class Replay:
                 table.leave_ram()
             if table.on_disk_alone:
                 beyond += size
-        trusted = 0 if not beyond else cacheable_bytes() if self._cache_bytes is None else self._cache_bytes
+        trusted = (
+            0
+            if not beyond
+            else cacheable_bytes()
+            if self._cache_bytes is None
+            else self._cache_bytes
+        )
         direct = beyond > trusted and can_read_directly(self._files.path)
         for table in tables.values():
             table.direct = direct
 
-    # ----------------------------------------------------------------------------------------------------------- drawing
+    # -------------------------------------------------------------------------------------- drawing
     def draw(
         self,
         count: int,
@@ -229,17 +276,25 @@ class Replay:
         shares: Mapping[str | tuple[str, ...], float] | None = None,
         images: bool = True,
     ) -> Transitions:
-        """``count`` transitions, with replacement; ``gamma`` discounts per control step inside ``discounts``.
+        """``count`` transitions, with replacement; ``gamma`` discounts per control step inside
+        ``discounts``.
 
-        ``shares`` {source: share of the rows} (default: uniform over all decisions); sources that are empty leave their rows
-        to the others. Several sources in a tuple are drawn as one: each of their decisions is as likely. ``images`` False:
-        observations without any, for who learns from extras. The rows depend on the generator's state and on what was added,
-        on nothing else. Raises `UserError` for an empty replay.
+        ``shares`` {source: share of the rows} (default: uniform over all decisions); sources that
+        are empty leave their rows to the others. Several sources in a tuple are drawn as one: each
+        of their decisions is as likely. ``images`` False: observations without any, for who learns
+        from extras. The rows depend on the generator's state and on what was added, on nothing
+        else. Raises `UserError` for an empty replay.
         """
         if not len(self):
             raise UserError("replay: nothing was added yet, so nothing can be drawn")
-        groups = {(key,) if isinstance(key, str) else key: share for key, share in (shares or {}).items()}
-        present = {names: share for names, share in groups.items() if share > 0 and any(map(self.count, names))}
+        groups = {
+            (key,) if isinstance(key, str) else key: share for key, share in (shares or {}).items()
+        }
+        present = {
+            names: share
+            for names, share in groups.items()
+            if share > 0 and any(map(self.count, names))
+        }
         if not present:
             rows = torch.randint(len(self), (count,), generator=generator).numpy()
             return self._transitions(rows, gamma, n_step, images)
@@ -252,7 +307,8 @@ class Replay:
         return self._transitions(np.concatenate(parts), gamma, n_step, images)
 
     def _rows_of(self, sources: Sequence[str], picks: np.ndarray) -> np.ndarray:
-        """The rows that ``picks`` number among the decisions of ``sources``, one source after the other."""
+        """The rows that ``picks`` number among the decisions of ``sources``, one source after
+        the other."""
         rows, before = np.empty_like(picks), 0
         for source in sources:
             size = self.count(source)
@@ -264,8 +320,11 @@ class Replay:
             before += size
         return rows
 
-    def take(self, rows: Tensor, *, gamma: float = 0.99, n_step: int = 1, images: bool = True) -> Transitions:
-        """The transitions of decisions ``rows`` int64 [b], counted as they were added; options as of `draw`."""
+    def take(
+        self, rows: Tensor, *, gamma: float = 0.99, n_step: int = 1, images: bool = True
+    ) -> Transitions:
+        """The transitions of decisions ``rows`` int64 [b], counted as they were added; options
+        as of `draw`."""
         return self._transitions(rows.numpy(), gamma, n_step, images)
 
     def first_decisions(self) -> Tensor:
@@ -273,27 +332,35 @@ class Replay:
         ends = torch.from_numpy(self._episodes.rows["end"].copy())
         return torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
 
-    def _transitions(self, rows: np.ndarray, gamma: float, n_step: int, images: bool) -> Transitions:
+    def _transitions(
+        self, rows: np.ndarray, gamma: float, n_step: int, images: bool
+    ) -> Transitions:
         b, table = len(rows), self._episodes.rows
         at = np.searchsorted(table["end"], rows, side="right")
         episode = table[at]
         left = episode["end"] - rows
         frames = rows + at  # every earlier episode has one frame more than decisions
         ahead = np.minimum(left, n_step)
-        seen = self._take_frames(np.concatenate([frames, frames + ahead]), images)  # s and s' in one pass over memory
-        before, after = ({k: v[part] for k, v in seen.items()} for part in (slice(0, b), slice(b, None)))
+        # s and s' in one pass over memory
+        seen = self._take_frames(np.concatenate([frames, frames + ahead]), images)
+        before, after = (
+            {k: v[part] for k, v in seen.items()} for part in (slice(0, b), slice(b, None))
+        )
         window = rows[:, None] + np.minimum(np.arange(n_step), left[:, None] - 1)  # [b n]
         inside = torch.from_numpy(np.arange(n_step) < left[:, None])
         chunks = _take([self._tables[DECISIONS]], window.ravel())
         d = {k: v.unflatten(0, (b, n_step)) for k, v in chunks.items()}
         if not begins_each_decision(d["valid"]):
             raise UserError(
-                f"replay: a decision was drawn {NO_PREFIX}, so its rows were written by something else: leave it out, or "
-                f"start over with --fresh"
+                f"replay: a decision was drawn {NO_PREFIX}, so its rows were written by something "
+                "else: leave it out, or start over with --fresh"
             )
         factors = torch.where(inside, gamma ** d["valid"].sum(-1).float(), 1.0).cumprod(1)
         weights = torch.cat([torch.ones(b, 1), factors[:, :-1]], dim=1)
-        over, terminated = torch.from_numpy(ahead == left), torch.from_numpy(episode["terminated"].copy())
+        over, terminated = (
+            torch.from_numpy(ahead == left),
+            torch.from_numpy(episode["terminated"].copy()),
+        )
         return Transitions(
             observations=observation_of(before, self._texts),
             actions=d["actions"][:, 0],
@@ -313,18 +380,24 @@ class Replay:
 
     def _take_frames(self, frames: np.ndarray, images: bool) -> dict[str, Tensor]:
         """Columns of ``frames``."""
-        wanted = [t for name, t in self._tables.items() if name != DECISIONS and (images or not name.startswith(_IMAGE))]
+        wanted = [
+            t
+            for name, t in self._tables.items()
+            if name != DECISIONS and (images or not name.startswith(_IMAGE))
+        ]
         columns = _take(wanted, frames)
         return columns if images else {k: v for k, v in columns.items() if not k.startswith(_IMAGE)}
 
 
 def observation_of(columns: Mapping[str, Tensor], texts: Sequence[str]) -> Observation:
-    """What the columns of frames show; ``texts``: the instructions that they number, or a `UserError`."""
+    """What the columns of frames show; ``texts``: the instructions that they number, or a
+    `UserError`."""
     numbers = columns["text"].tolist()
     if wrong := [number for number in numbers if not 0 <= number < len(texts)]:
         raise UserError(
-            f"replay: a frame has the instruction number {wrong[0]}, and {len(texts)} are in its journal, so its rows "
-            f"were written by something else: leave it out, or start over with --fresh"
+            f"replay: a frame has the instruction number {wrong[0]}, and {len(texts)} are in its "
+            "journal, so its rows were written by something else: leave it out, or start over with "
+            "--fresh"
         )
     return Observation(
         images=_named(columns, _IMAGE),
@@ -345,7 +418,11 @@ def _take(tables: list[Table], rows: np.ndarray) -> dict[str, Tensor]:
 
 def _named(columns: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Those of a prefix, without it."""
-    return {name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): values
+        for name, values in columns.items()
+        if name.startswith(prefix)
+    }
 
 
 def _runs(marked: Tensor) -> list[list[int]]:

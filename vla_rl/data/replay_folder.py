@@ -1,9 +1,10 @@
-"""A replay on disk: what it holds (``header.json``), a file of rows per table, and a journal with a record per episode.
+"""A replay on disk: what it holds (``header.json``), a file of rows per table, and a journal with a
+record per episode.
 
-An episode's rows are synced before its record is written, and a record counts once it is whole. So a process that is killed
-at any moment leaves every episode that was closed, and behind them perhaps rows and half a record, which are cut off when
-the folder is opened. What no kill explains is an error that names it, and nothing is cut. Nothing is unpickled, and no
-link is followed.
+An episode's rows are synced before its record is written, and a record counts once it is whole. So
+a process that is killed at any moment leaves every episode that was closed, and behind them perhaps
+rows and half a record, which are cut off when the folder is opened. What no kill explains is an
+error that names it, and nothing is cut. Nothing is unpickled, and no link is followed.
 """
 
 from __future__ import annotations
@@ -60,18 +61,26 @@ _RECORD: dict[str, Callable[[Any], bool]] = {
 }
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DTYPES = {
-    "actions": _FLOATS, "proposed": _FLOATS, "proprio": _FLOATS, "rewards": (torch.float32,), "valid": (torch.bool,),
-    "human": (torch.bool,), "text": (torch.int64,),
-}  # fmt: skip
+    "actions": _FLOATS,
+    "proposed": _FLOATS,
+    "proprio": _FLOATS,
+    "rewards": (torch.float32,),
+    "valid": (torch.bool,),
+    "human": (torch.bool,),
+    "text": (torch.int64,),
+}
 _owned: weakref.WeakValueDictionary[tuple[int, Path], RunLock] = weakref.WeakValueDictionary()
 
 
 def _own(path: Path) -> RunLock:
-    """This process's lock on the folder: all who open it here share it, and it is released with the last of them."""
+    """This process's lock on the folder: all who open it here share it, and it is released with
+    the last of them."""
     key = (os.getpid(), path.resolve())
     lock = _owned.get(key)
     if lock is None:
-        lock = _owned[key] = RunLock(path, "replay:", "Only one process may add to a replay: end that one first").acquire()
+        lock = _owned[key] = RunLock(
+            path, "replay:", "Only one process may add to a replay: end that one first"
+        ).acquire()
     return lock
 
 
@@ -79,20 +88,23 @@ class ReplayFolder:
     """The files of a replay, for one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where there is none. Raises `UserError` for one that holds something else, or that another
-        process has open."""
+        """Makes the folder where there is none. Raises `UserError` for one that holds something
+        else, or that another process has open."""
         self.path = path
         self._journal = Journal(path / _JOURNAL)
         path.mkdir(parents=True, exist_ok=True)
         for entry in path.iterdir():
             if entry.is_dir() and re.fullmatch(r"\.?\d{7}.*", entry.name):
                 raise UserError(
-                    f"replay: {path} was written by an earlier version of vla-rl, which kept a folder per episode: start "
-                    f"over with --fresh, or move the folder away"
+                    f"replay: {path} was written by an earlier version of vla-rl, which kept a "
+                    "folder per episode: start over with --fresh, or move the folder away"
                 )
             ours = entry.name in (_HEADER, _JOURNAL) or entry.suffix in (_ROWS, ".part")
-            if not ours and not entry.name.startswith("."):  # (file systems keep hidden files of their own)
-                raise UserError(f"replay: {path} holds {entry.name}, which is of no replay: name another folder")
+            # (file systems keep hidden files of their own)
+            if not ours and not entry.name.startswith("."):
+                raise UserError(
+                    f"replay: {path} holds {entry.name}, which is of no replay: name another folder"
+                )
             if ours:
                 require_plain(entry, _REMEDY)
         self._lock = _own(path)
@@ -101,7 +113,8 @@ class ReplayFolder:
         return _tables(self.path, layout)
 
     def clear(self) -> None:
-        """Empty the folder. The header goes first, under a name that tells who is killed meanwhile what the rest is."""
+        """Empty the folder. The header goes first, under a name that tells who is killed
+        meanwhile what the rest is."""
         header, part = self.path / _HEADER, self.path / _PART
         if os.path.lexists(header):
             header.rename(part)
@@ -114,13 +127,15 @@ class ReplayFolder:
             entry.unlink()
         self._journal = Journal(self.path / _JOURNAL)
 
-    # ----------------------------------------------------------------------------------------------------------- opening
+    # -------------------------------------------------------------------------------------- opening
     def open(
         self, episodes: int | None, embodiment: EmbodimentSpec | None
     ) -> tuple[dict[str, Table], list[dict[str, Any]], EmbodimentSpec | None]:
-        """Tables, records of the first ``episodes`` (None: of all that are whole), robot; all else is cut off.
+        """Tables, records of the first ``episodes`` (None: of all that are whole), robot; all else
+        is cut off.
 
-        Raises `UserError` for fewer than that, another robot, or damage that no kill explains; the folder is then unchanged.
+        Raises `UserError` for fewer than that, another robot, or damage that no kill explains; the
+        folder is then unchanged.
         """
         cleared = not os.path.lexists(self.path / _HEADER) and os.path.lexists(self.path / _PART)
         if episodes == 0 or (episodes is None and cleared):
@@ -129,10 +144,15 @@ class ReplayFolder:
         tables, records, robot, damage = _read(self.path, self._journal, embodiment, _REMEDY)
         whole = _whole(tables, records[:episodes])
         if episodes is not None and whole < episodes:
-            raise UserError(f"replay: {self.path} holds {whole} episodes and the checkpoint needs {episodes}: {_REMEDY}")
+            raise UserError(
+                f"replay: {self.path} holds {whole} episodes and the checkpoint needs "
+                f"{episodes}: {_REMEDY}"
+            )
         cut = self.path / _CUT
         if episodes is None and not damage:
-            damage = _missing(tables, records, whole) or ("" if cut.exists() else _unrecorded(tables, records))
+            damage = _missing(tables, records, whole) or (
+                "" if cut.exists() else _unrecorded(tables, records)
+            )
         if episodes is None and damage:
             raise UserError(f"replay: {self.path} is damaged ({damage}): {_REMEDY}")
         if whole < len(records):
@@ -155,12 +175,17 @@ class ReplayFolder:
                 raise UserError(f"replay: {self.path} is damaged ({what}): {_REMEDY}")
             row += record["decisions"]
 
-    # ----------------------------------------------------------------------------------------------------------- writing
+    # -------------------------------------------------------------------------------------- writing
     def append(
-        self, tables: Mapping[str, Table], rows: Mapping[str, np.ndarray], record: dict[str, Any], after: int,
+        self,
+        tables: Mapping[str, Table],
+        rows: Mapping[str, np.ndarray],
+        record: dict[str, Any],
+        after: int,
         embodiment: EmbodimentSpec | None,
-    ) -> None:  # fmt: skip
-        """Write an episode ``after`` so many; returns when the disk has it. Raises `DiskFull`, and all is as it was."""
+    ) -> None:
+        """Write an episode ``after`` so many; returns when the disk has it. Raises `DiskFull`,
+        and all is as it was."""
         self._journal.cut(after)  # what an interrupt left between here and the caller's own count
         try:
             if not after:
@@ -197,8 +222,11 @@ class ReplayFolder:
         part.replace(self.path / _HEADER)
 
 
-def read_folder(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str, Table], list[dict[str, Any]]]:
-    """Tables and records of the whole episodes in another run's folder, as it is: nothing is cut off or locked.
+def read_folder(
+    path: Path, embodiment: EmbodimentSpec | None
+) -> tuple[dict[str, Table], list[dict[str, Any]]]:
+    """Tables and records of the whole episodes in another run's folder, as it is: nothing is cut
+    off or locked.
 
     Raises `UserError` for the folder of another robot, or for damage."""
     tables, records, _, damage = _read(path, Journal(path / _JOURNAL), embodiment, _NOT_OURS)
@@ -211,13 +239,20 @@ def read_folder(path: Path, embodiment: EmbodimentSpec | None) -> tuple[dict[str
 def _read(
     path: Path, journal: Journal, embodiment: EmbodimentSpec | None, remedy: str
 ) -> tuple[dict[str, Table], list[dict[str, Any]], EmbodimentSpec | None, str]:
-    """Tables, records and robot of a folder, whose episodes are not looked at yet; and how its journal is damaged, or "".
+    """Tables, records and robot of a folder, whose episodes are not looked at yet; and how its
+    journal is damaged, or "".
 
-    Raises `UserError` for another robot than ``embodiment``, a file that is missing or none, or what nobody wrote there."""
+    Raises `UserError` for another robot than ``embodiment``, a file that is missing or none, or
+    what nobody wrote there."""
     records = journal.read()
     if not records and not os.path.lexists(path / _HEADER):
         left = sorted(entry.name for entry in path.glob(f"*{_ROWS}"))
-        return {}, [], None, journal.damage or (f"it has {left[0]} and no {_HEADER}" if left else "")
+        return (
+            {},
+            [],
+            None,
+            journal.damage or (f"it has {left[0]} and no {_HEADER}" if left else ""),
+        )
     robot, tables = _header(path, remedy)
     if robot is not None and embodiment is not None:
         embodiment.require(robot, "this run", f"the replay {path}")
@@ -237,11 +272,15 @@ def _read(
 
 
 def _tables(path: Path, layout: Mapping[str, list[Field]]) -> dict[str, Table]:
-    return {name: Table(fields, path / (quote(name, safe="") + _ROWS)) for name, fields in layout.items()}
+    return {
+        name: Table(fields, path / (quote(name, safe="") + _ROWS))
+        for name, fields in layout.items()
+    }
 
 
 def robot_of(path: Path) -> EmbodimentSpec | None:
-    """The robot whose episodes a replay keeps, if its header says so. Raises `UserError` for a damaged one."""
+    """The robot whose episodes a replay keeps, if its header says so. Raises `UserError` for a
+    damaged one."""
     return _header(path, _NOT_OURS)[0]
 
 
@@ -252,12 +291,16 @@ def _header(path: Path, remedy: str) -> tuple[EmbodimentSpec | None, dict[str, T
     header = json_object(read_plain(file, remedy), file, remedy)
     if header.get("format") != FORMAT:
         raise UserError(
-            f"replay: {path} has the format {str(header.get('format'))[:40]}, this version of vla-rl reads "
-            f"{FORMAT}: use the version that wrote it, or {remedy}"
+            f"replay: {path} has the format {str(header.get('format'))[:40]}, this version of "
+            f"vla-rl reads {FORMAT}: use the version that wrote it, or {remedy}"
         )
     try:
-        robot = None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
-        layout = {name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()}
+        robot = (
+            None if header["embodiment"] is None else EmbodimentSpec.from_dict(header["embodiment"])
+        )
+        layout = {
+            name: [Field.from_json(f) for f in fields] for name, fields in header["tables"].items()
+        }
         _check_layout(layout, robot)
         return robot, _tables(path, layout)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError) as problem:
@@ -272,18 +315,28 @@ def _check_layout(layout: Mapping[str, list[Field]], robot: EmbodimentSpec | Non
         raise ValueError("two columns have one name")
     lacking = [name for name in (DECISIONS, FRAMES) if not layout.get(name)]
     lacking += [name for name in _DTYPES if name not in known]
-    lacking += [f"byte in a row of {name!r}" for name, table in layout.items() if not any(f.bytes for f in table)]
+    lacking += [
+        f"byte in a row of {name!r}"
+        for name, table in layout.items()
+        if not any(f.bytes for f in table)
+    ]
     if lacking:
         raise ValueError(f"it has no {lacking[0]}")
     (h, a), (_,) = known["actions"].shape, known["proprio"].shape
     wanted = {"proposed": (h, a), "valid": (h,), "human": (h,), "rewards": (), "text": ()}
-    images = {name.removeprefix("image:"): f.shape for name, f in known.items() if name.startswith("image:")}
+    images = {
+        name.removeprefix("image:"): f.shape
+        for name, f in known.items()
+        if name.startswith("image:")
+    }
     if robot is not None:
         wanted |= {"actions": (h, robot.action_dim), "proprio": (robot.proprio_dim,)}
         if images != (cameras := {c.name: (c.height, c.width, 3) for c in robot.cameras}):
             raise ValueError(f"its images are {images}, those of its robot {cameras}")
     wrong = [f"{known[name]}" for name, shape in wanted.items() if known[name].shape != shape]
-    wrong += [f"{f}" for f in fields if (name := f.name) in _DTYPES and f.dtype not in _DTYPES[name]]
+    wrong += [
+        f"{f}" for f in fields if (name := f.name) in _DTYPES and f.dtype not in _DTYPES[name]
+    ]
     wrong += [f"{f}" for f in fields if f.name.startswith("image:") and f.dtype is not torch.uint8]
     decisions = {f.name for f in layout[DECISIONS]}
     wrong += sorted(decisions ^ {"actions", "proposed", "valid", "human", "rewards"})
@@ -298,7 +351,9 @@ def _mistake(record: Mapping[str, Any], ticket: int) -> str:
             return f"no '{name}'"
         if not good(record[name]):
             return f"{name} {str(record[name])[:40]}"
-    if "ticket" in record and not (type(record["ticket"]) is int and ticket < record["ticket"] < _MOST):
+    if "ticket" in record and not (
+        type(record["ticket"]) is int and ticket < record["ticket"] < _MOST
+    ):
         return f"ticket {str(record['ticket'])[:40]} after {ticket}"
     end = 0
     for run in record["interventions"]:
@@ -316,43 +371,72 @@ def rows_of(table: str, records: list[dict[str, Any]]) -> int:
 
 
 def _whole(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> int:
-    """How many of the first episodes have all their rows; those of the last one are read and compared with its checksum."""
+    """How many of the first episodes have all their rows; those of the last one are read and
+    compared with its checksum."""
     decisions = np.array([0, *itertools.accumulate(r["decisions"] for r in records)])
-    ends = {name: decisions + (0 if name == DECISIONS else np.arange(len(decisions))) for name in tables}
-    whole = min([len(records), *(int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1 for n, t in tables.items())])
-    while whole and stored_episode(tables, records[whole - 1], whole - 1, int(decisions[whole - 1])) is None:
+    ends = {
+        name: decisions + (0 if name == DECISIONS else np.arange(len(decisions))) for name in tables
+    }
+    whole = min(
+        [
+            len(records),
+            *(
+                int(np.searchsorted(ends[n], t.rows_in_file(), "right")) - 1
+                for n, t in tables.items()
+            ),
+        ]
+    )
+    while (
+        whole
+        and stored_episode(tables, records[whole - 1], whole - 1, int(decisions[whole - 1])) is None
+    ):
         whole -= 1
     return whole
 
 
 def _missing(tables: Mapping[str, Table], records: list[dict[str, Any]], whole: int) -> str:
-    """Which episode's rows are not as they were written, though rows are on the disk before their record; "": none, or the
-    last one's, which a disk may lose that said it had them."""
+    """Which episode's rows are not as they were written, though rows are on the disk before their
+    record; "": none, or the last one's, which a disk may lose that said it had them."""
     if whole >= len(records) - 1:
         return ""
-    short = [t.path.name for n, t in tables.items() if t.path and t.rows_in_file() < rows_of(n, records[: whole + 1])]
+    short = [
+        t.path.name
+        for n, t in tables.items()
+        if t.path and t.rows_in_file() < rows_of(n, records[: whole + 1])
+    ]
     what = f"are not in {short[0]}" if short else "are not what was written"
     return f"{len(records)} episodes are in {_JOURNAL}, and the rows of number {whole + 1} {what}"
 
 
 def _unrecorded(tables: Mapping[str, Table], records: list[dict[str, Any]]) -> str:
-    """Whether there are whole rows of more episodes than the one that a kill leaves without its record; "" where not. (An
-    episode has one frame more than decisions.)"""
+    """Whether there are whole rows of more episodes than the one that a kill leaves without its
+    record; "" where not. (An episode has one frame more than decisions.)"""
     written = tables[FRAMES].rows_in_file() - tables[DECISIONS].rows_in_file() if tables else 0
-    return f"rows of {written} episodes, and {len(records)} are in {_JOURNAL}" if written > len(records) + 1 else ""
+    return (
+        f"rows of {written} episodes, and {len(records)} are in {_JOURNAL}"
+        if written > len(records) + 1
+        else ""
+    )
 
 
-def stored_episode(tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int) -> dict[str, bytes] | None:
-    """What the files hold of episode ``number``, whose first decision is ``row``; None where it is not as it was written.
-    Raises `UserError` where what was written is no episode."""
+def stored_episode(
+    tables: Mapping[str, Table], record: Mapping[str, Any], number: int, row: int
+) -> dict[str, bytes] | None:
+    """What the files hold of episode ``number``, whose first decision is ``row``; None where it is
+    not as it was written. Raises `UserError` where what was written is no episode."""
     t, checksum = int(record["decisions"]), 0
     stored: dict[str, bytes] = {}
     for name, table in tables.items():
-        stored[name] = table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1)
+        stored[name] = (
+            table.stored(row, t) if name == DECISIONS else table.stored(row + number, t + 1)
+        )
         checksum = zlib.crc32(stored[name], checksum)
     if checksum != record["checksum"]:
         return None
     if not begins_each_decision(tables[DECISIONS].unpack(stored[DECISIONS])["valid"]):
         place = tables[DECISIONS].path
-        raise UserError(f"replay: episode {number} in {place} has a decision {NO_PREFIX}: restore it, or go on without it")
+        raise UserError(
+            f"replay: episode {number} in {place} has a decision {NO_PREFIX}: restore "
+            "it, or go on without it"
+        )
     return stored

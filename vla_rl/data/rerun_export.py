@@ -1,7 +1,8 @@
-"""Demonstrations, rollouts and robot sessions for the Rerun viewer (https://rerun.io), as one ``.rrd`` file.
+"""Demonstrations, rollouts and robot sessions for the Rerun viewer (https://rerun.io), as one
+``.rrd`` file.
 
-Episodes follow one another on the timeline ``step`` (control steps of all episodes), those of a session on ``time`` (the
-wall clock); the timeline ``episode`` counts them.
+Episodes follow one another on the timeline ``step`` (control steps of all episodes), those of a
+session on ``time`` (the wall clock); the timeline ``episode`` counts them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from vla_rl.types import Observation, Trajectory
 
 
 def export_rerun(source: Source, file: Path) -> Path:
-    """Write the source's episodes: ``camera/<name>``, ``proprio``, ``action``, ``reward`` and the text ``episode``.
+    """Write the source's episodes: ``camera/<name>``, ``proprio``, ``action``, ``reward`` and the
+    text ``episode``.
 
-    Demonstrations have an image for every control step, rollouts one for every decision. Returns ``file``. Raises
-    `MissingPackage` without rerun-sdk, and `UserError` where there is nothing to write or the name is not ``.rrd``.
+    Demonstrations have an image for every control step, rollouts one for every decision. Returns
+    ``file``. Raises `MissingPackage` without rerun-sdk, and `UserError` where there is nothing to
+    write or the name is not ``.rrd``.
     """
     if not source.trajectories:
         raise UserError(f"there is nothing to write: {source.what}")
@@ -40,9 +43,10 @@ def export_rerun(source: Source, file: Path) -> Path:
 def export_session_rerun(session: str | Path, file: Path) -> int:
     """Write every journal of a robot's session, the discarded ones too; returns how many.
 
-    All of each tick that is a number, under its field's name (``sent``, ``policy``, ``human``, ``pose``, ``gate`` ...), the
-    recorded JPEGs as ``camera/<name>``, a reward's scores as ``reward/<model>``, and as ``log`` what was said and labelled.
-    Raises as `export_rerun`, and `JournalError`.
+    All of each tick that is a number, under its field's name (``sent``, ``policy``, ``human``,
+    ``pose``, ``gate`` ...), the recorded JPEGs as ``camera/<name>``, a reward's scores as
+    ``reward/<model>``, and as ``log`` what was said and labelled. Raises as `export_rerun`, and
+    `JournalError`.
     """
     read = build.attribute("real.journal:read")
     paths = build.attribute("real.journal:journals")(session)
@@ -69,15 +73,31 @@ def _recording(file: Path) -> Iterator[tuple[Any, Any]]:
             stream.save(part)
             yield rerun, stream
             stream.flush()
-        except RuntimeError as error:  # its writer has ended; what the system said is in its own log
-            raise UserError(f"{file} could not be written: look for room on the disk, and at ulimit -f ({error})") from error
+        except (
+            RuntimeError
+        ) as error:  # its writer has ended; what the system said is in its own log
+            raise UserError(
+                f"{file} could not be written: look for room on the disk, and at ulimit -f "
+                f"({error})"
+            ) from error
         finally:
             stream.disconnect()
 
 
 _TICK_NUMBERS = (
-    "proprio", "pose", "joints", "gripper", "wrench", "policy", "human", "sent", "gate", "is_human", "holding", "lateness",
-)  # fmt: skip
+    "proprio",
+    "pose",
+    "joints",
+    "gripper",
+    "wrench",
+    "policy",
+    "human",
+    "sent",
+    "gate",
+    "is_human",
+    "holding",
+    "lateness",
+)
 
 
 def _log_journal(rerun: Any, stream: Any, episode: Any, number: int) -> None:
@@ -91,14 +111,21 @@ def _log_journal(rerun: Any, stream: Any, episode: Any, number: int) -> None:
 
     def scalars(name: str, stamps: list[float], rows: list[list[float]]) -> None:
         flat = [x for row in rows for x in row]
-        columns(name, stamps, rerun.Scalars.columns(scalars=flat).partition([len(row) for row in rows]))
+        columns(
+            name, stamps, rerun.Scalars.columns(scalars=flat).partition([len(row) for row in rows])
+        )
 
     for name in _TICK_NUMBERS:
-        rows = [(tick["stamp"], np.atleast_1d(tick[name]).astype(float).tolist()) for tick in episode.ticks]
+        rows = [
+            (tick["stamp"], np.atleast_1d(tick[name]).astype(float).tolist())
+            for tick in episode.ticks
+        ]
         if some := [(stamp, row) for stamp, row in rows if row]:
             scalars(name, [stamp for stamp, _ in some], [row for _, row in some])
     for camera, frames in episode.frames.items():
-        shown = rerun.EncodedImage.columns(blob=[f[5] for f in frames], media_type=["image/jpeg"] * len(frames))
+        shown = rerun.EncodedImage.columns(
+            blob=[f[5] for f in frames], media_type=["image/jpeg"] * len(frames)
+        )
         columns(f"camera/{camera}", [f[2] for f in frames], shown)
     for model in sorted({p["model"] for p in episode.progress}):
         said = [p for p in episode.progress if p["model"] == model]
@@ -110,7 +137,10 @@ def _log_words(rerun: Any, columns: Any, episode: Any) -> None:
     ticks = {tick["tick"]: tick["stamp"] for tick in episode.ticks}
     begun = episode.ticks[0]["stamp"] if episode.ticks else float(episode.header["monotonic"])
     words = [(e["at"], f"{e['source']}: {e['name']} {e['value']}".rstrip()) for e in episode.events]
-    words += [(ticks.get(n["tick"], begun), f"{n['mode']}: {n['name']} {n['value']}".rstrip()) for n in episode.notices]
+    words += [
+        (ticks.get(n["tick"], begun), f"{n['mode']}: {n['name']} {n['value']}".rstrip())
+        for n in episode.notices
+    ]
     words.append((begun, f"task {episode.header.get('task', '')}"))
     words.sort()
     columns("log", [at for at, _ in words], rerun.TextLog.columns(text=[text for _, text in words]))
@@ -119,10 +149,16 @@ def _log_words(rerun: Any, columns: Any, episode: Any) -> None:
 def _log_episode(rerun: Any, stream: Any, trajectory: Trajectory, number: int, step: int) -> int:
     """Log one episode from ``step`` on; returns the first step of the next."""
     spec, seen = trajectory.episode, trajectory.observations
-    outcome = "success" if trajectory.success else f"failure {trajectory.failure.replace('_', ' ')}".strip()
+    outcome = (
+        "success"
+        if trajectory.success
+        else f"failure {trajectory.failure.replace('_', ' ')}".strip()
+    )
     state = f"initial state {spec.init_state_id}, " if spec.init_state_id >= 0 else ""
     stream.set_time("step", sequence=step)
-    text = f"**{number}: {spec.task_id}**\n\n{seen.instruction[0]}\n\n{state}{spec.split}: {outcome}"
+    text = (
+        f"**{number}: {spec.task_id}**\n\n{seen.instruction[0]}\n\n{state}{spec.split}: {outcome}"
+    )
     stream.log("episode", rerun.TextDocument(text, media_type="text/markdown"))
     for t in range(len(trajectory)):
         stream.set_time("step", sequence=step)

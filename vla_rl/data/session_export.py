@@ -1,8 +1,9 @@
 """A robot session's journals as a LeRobotDataset v3, through the writer of demonstrations.
 
-One row per control step: what was seen when it began, and as ``action`` what was *sent*. The policy's and the person's
-action, who was followed, the gate's mask and the stamps are further columns, and whether a step began after the moment that
-the episode's label means: nothing is lost but the ticks in between.
+One row per control step: what was seen when it began, and as ``action`` what was *sent*. The
+policy's and the person's action, who was followed, the gate's mask and the stamps are further
+columns, and whether a step began after the moment that the episode's label means: nothing is lost
+but the ticks in between.
 """
 
 from __future__ import annotations
@@ -39,18 +40,25 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export_session(session: str | Path, target: str | Path, *, video: bool = False, discarded: bool = False) -> Exported:
+def export_session(
+    session: str | Path, target: str | Path, *, video: bool = False, discarded: bool = False
+) -> Exported:
     """`export_sessions` of one."""
     return export_sessions([session], target, video=video, discarded=discarded)
 
 
 def export_sessions(
-    sessions: Sequence[str | Path], target: str | Path, *, video: bool = False, discarded: bool = False
+    sessions: Sequence[str | Path],
+    target: str | Path,
+    *,
+    video: bool = False,
+    discarded: bool = False,
 ) -> Exported:
-    """Write the episodes of ``sessions`` of one robot, in order, into a new folder. Those that were discarded stay out
-    unless asked for. ``meta/sessions.json`` says what it was made of.
+    """Write the episodes of ``sessions`` of one robot, in order, into a new folder. Those that were
+    discarded stay out unless asked for. ``meta/sessions.json`` says what it was made of.
 
-    Raises `DatasetError` where no episode can be exported, ``target`` exists, or a session is of another robot.
+    Raises `DatasetError` where no episode can be exported, ``target`` exists, or a session is of
+    another robot.
     """
     read, find = (build.attribute(f"real.journal:{name}") for name in ("read", "journals"))
     paths = [path for session in _once(sessions) for path in find(session)]
@@ -71,13 +79,19 @@ def export_sessions(
                 shown = own
                 writer = DemonstrationWriter(target, shown, video=video, extra=_columns(spec))
             elif unlike := shown.differences(own):
-                raise DatasetError(f"{path} does not go with the episodes before it ({unlike[0]}): export it apart")
+                raise DatasetError(
+                    f"{path} does not go with the episodes before it ({unlike[0]}): export it apart"
+                )
             writer.add_episode(**_episode(episode, rows, spec))
             steps += len(rows)
         if writer is None:
             said = "; ".join(left_out) or "it is empty"
             raise DatasetError(f"{', '.join(map(str, sessions))} has no episode to export: {said}")
-        made_of = {"sessions": [str(Path(s).resolve()) for s in sessions], "video": video, "discarded": discarded}
+        made_of = {
+            "sessions": [str(Path(s).resolve()) for s in sessions],
+            "video": video,
+            "discarded": discarded,
+        }
         made = writer.close()
         write_text(made / "meta" / f"{SESSIONS}.json", to_json(made_of))
         return Exported(made, len(writer), steps, tuple(left_out))
@@ -88,20 +102,27 @@ def export_sessions(
 
 
 def append_sessions(sessions: Sequence[str | Path], target: str | Path) -> Exported:
-    """Add sittings to a dataset that was exported: it is made anew from the journals of all, with labels as they are by now,
-    and takes the old one's place as a whole.
+    """Add sittings to a dataset that was exported: it is made anew from the journals of all, with
+    labels as they are by now, and takes the old one's place as a whole.
 
-    Raises `DatasetError` for a dataset of another origin, or whose sessions are gone; it is then as it was.
+    Raises `DatasetError` for a dataset of another origin, or whose sessions are gone; it is then as
+    it was.
     """
     target = Path(target)
     again = "export all of its sessions into a new folder"
     made_of = read_json(target / "meta" / f"{SESSIONS}.json", again, DatasetError)
     before = made_of.get("sessions")
-    if not isinstance(before, list) or not before or not all(isinstance(name, str) for name in before):
+    if (
+        not isinstance(before, list)
+        or not before
+        or not all(isinstance(name, str) for name in before)
+    ):
         raise DatasetError(f"{target / 'meta' / SESSIONS}.json names no sessions: {again}")
     options = {name: made_of.get(name) is True for name in ("video", "discarded")}
     if gone := [name for name in before if not Path(name).is_dir()]:
-        raise DatasetError(f"{target} was made of {gone[0]}, which is not there any more: restore it, or {again}")
+        raise DatasetError(
+            f"{target} was made of {gone[0]}, which is not there any more: restore it, or {again}"
+        )
     new = target.with_name(f".{target.name}.new-{os.getpid()}")
     try:
         done = export_sessions([*before, *sessions], new, **options)
@@ -117,7 +138,9 @@ def _once(sessions: Sequence[str | Path]) -> list[Path]:
     """Raises `DatasetError` for a session that is named twice."""
     places = [Path(session).resolve() for session in sessions]
     if twice := [str(given) for given, place in zip(sessions, places) if places.count(place) > 1]:
-        raise DatasetError(f"{twice[-1]} is in the dataset already, or is named twice: name each session once")
+        raise DatasetError(
+            f"{twice[-1]} is in the dataset already, or is named twice: name each session once"
+        )
     return [Path(session) for session in sessions]
 
 
@@ -127,7 +150,8 @@ def _columns(spec: EmbodimentSpec) -> dict[str, tuple[str, ...]]:
 
 
 def control_rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]], str]:
-    """(the tick in which a control step began, the one in which it ended) of each; or why the episode stays out."""
+    """(the tick in which a control step began, the one in which it ended) of each; or why the
+    episode stays out."""
     if episode.end is not None and episode.end["discarded"] and not discarded:
         return [], "discarded by the operator"
     if episode.damage or episode.embodiment is None:
@@ -154,7 +178,8 @@ def control_rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]]
 
 
 def until_mark(episode: Any, rows: list[tuple[dict, dict]]) -> int:
-    """How many of `control_rows` had begun at the moment that the verdict means; all without a verdict, at least one."""
+    """How many of `control_rows` had begun at the moment that the verdict means; all without a
+    verdict, at least one."""
     if episode.verdict is None:
         return len(rows)
     return max(1, sum(begun["stamp"] <= episode.verdict["at"] for begun, _ in rows))
@@ -163,7 +188,10 @@ def until_mark(episode: Any, rows: list[tuple[dict, dict]]) -> int:
 def _shown(spec: EmbodimentSpec, episode: Any) -> EmbodimentSpec:
     """The embodiment with the cameras' recorded sizes."""
     sizes = {name: episode.frames[name][0][4] for name in spec.camera_names}
-    cameras = tuple(dataclasses.replace(c, height=sizes[c.name][0], width=sizes[c.name][1]) for c in spec.cameras)
+    cameras = tuple(
+        dataclasses.replace(c, height=sizes[c.name][0], width=sizes[c.name][1])
+        for c in spec.cameras
+    )
     return dataclasses.replace(spec, cameras=cameras)
 
 
@@ -173,7 +201,10 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec) 
         return np.array([end[name] or [0.0] * spec.action_dim for _, end in rows], np.float32)
 
     marked = until_mark(episode, rows)
-    flags = [[*(float(end[name]) for name in _FLAGS), float(i >= marked)] for i, (_, end) in enumerate(rows)]
+    flags = [
+        [*(float(end[name]) for name in _FLAGS), float(i >= marked)]
+        for i, (_, end) in enumerate(rows)
+    ]
     start = episode.ticks[0]["stamp"]
     task = build.attribute("real.tasks:parse")(str(episode.header.get("task") or "teleoperated"))
     stamps = [[begun["stamp"] - start, end["stamp"] - start] for begun, end in rows]
@@ -181,7 +212,9 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec) 
     for camera in spec.camera_names:
         shown = episode.frames[camera]
         taken = np.array([row[2] for row in shown])
-        chosen = np.maximum(np.searchsorted(taken, [begun["stamp"] for begun, _ in rows], side="right") - 1, 0)
+        chosen = np.maximum(
+            np.searchsorted(taken, [begun["stamp"] for begun, _ in rows], side="right") - 1, 0
+        )
         images[camera] = np.stack([episode.picture(camera, int(i)) for i in chosen])
     return {
         "images": images,

@@ -1,9 +1,11 @@
-"""A closed episode of a robot session as a `Trajectory`: what a learner from a replay takes from the journal.
+"""A closed episode of a robot session as a `Trajectory`: what a learner from a replay takes from
+the journal.
 
-A row per decision. What the policy decided is a row of the steps that it really got; what a person did is cut into rows of
-the policy's chunk length, and so are means of several decisions (`robot.acting=ensemble`), so no row mixes the two. A step
-that a takeover cut short is in the journal, not here. Rows show the newest picture from before they began, with the state
-that was measured nearest to it, as a policy sees them.
+A row per decision. What the policy decided is a row of the steps that it really got; what a person
+did is cut into rows of the policy's chunk length, and so are means of several decisions
+(`robot.acting=ensemble`), so no row mixes the two. A step that a takeover cut short is in the
+journal, not here. Rows show the newest picture from before they began, with the state that was
+measured nearest to it, as a policy sees them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from torch import Tensor
 from vla_rl import build
 from vla_rl.data.session_export import control_rows, until_mark
 from vla_rl.errors import UserError
-from vla_rl.types import FRESH, EmbodimentSpec, EpisodeSpec, Observation, SlotObservation, Trajectory
+from vla_rl.types import (
+    FRESH,
+    EmbodimentSpec,
+    EpisodeSpec,
+    Observation,
+    SlotObservation,
+    Trajectory,
+)
 
 VERSION = "learned-"  # how a session's record names the versions of a learner
 Step = tuple[dict[str, Any], dict[str, Any]]  # the ticks in which a control step began and ended
@@ -47,14 +56,15 @@ def version_number(name: str) -> int:
 
 
 def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | None, str]:
-    """``episode`` as of `real.journal.read`, of a policy that decides on ``chunk_length`` control steps; or why it is none.
+    """``episode`` as of `real.journal.read`, of a policy that decides on ``chunk_length`` control
+    steps; or why it is none.
 
-    It ends with the control step in which the moment lies that its verdict means: what comes after a mark that was moved is
-    in the journal, not here. ``rewards`` are 1 in the last step of a success, else 0. An episode that somebody labelled
-    terminated, but for time that ran out; one without a label was cut, so values bootstrap behind it. Rows of a person are
-    their own proposals.
-    ``replay[FRESH]`` [t] marks decisions that do not go on with the chunk before: the first of all, the first after a
-    person, and a person's.
+    It ends with the control step in which the moment lies that its verdict means: what comes after
+    a mark that was moved is in the journal, not here. ``rewards`` are 1 in the last step of a
+    success, else 0. An episode that somebody labelled terminated, but for time that ran out; one
+    without a label was cut, so values bootstrap behind it. Rows of a person are their own
+    proposals. ``replay[FRESH]`` [t] marks decisions that do not go on with the chunk before: the
+    first of all, the first after a person, and a person's.
     """
     steps, why = control_rows(episode, discarded=False)
     if why:
@@ -70,7 +80,8 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     valid = torch.zeros(t, h, dtype=torch.bool)
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     for i, row in enumerate(rows):
-        sent = np.clip([end["sent"] for _, end in row.steps], low, high)  # the gate's rounding may leave the bounds
+        # the gate's rounding may leave the bounds
+        sent = np.clip([end["sent"] for _, end in row.steps], low, high)
         wished = sent if row.human else np.array([end["policy"] for _, end in row.steps])
         actions[i], proposed[i] = _filled(sent, h), _filled(wished, h)
         valid[i, : len(sent)] = True
@@ -80,8 +91,12 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     task = build.attribute("real.tasks:parse")(str(episode.header.get("task") or "teleoperated"))
     number = task.number if task.number >= 0 else int(episode.header["episode"])
     return Trajectory(
-        episode=EpisodeSpec(task.name, number, rollout_id=f"{episode.header.get('session', '')}/{episode.path.name}"),
-        observations=Observation.from_slots([show(row.steps[0][0]["stamp"], task.instruction) for row in rows]),
+        episode=EpisodeSpec(
+            task.name, number, rollout_id=f"{episode.header.get('session', '')}/{episode.path.name}"
+        ),
+        observations=Observation.from_slots(
+            [show(row.steps[0][0]["stamp"], task.instruction) for row in rows]
+        ),
         final_observation=Observation.from_slots([show(after, task.instruction)]),
         actions=actions,
         valid=valid,
@@ -98,9 +113,11 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     ), ""
 
 
-def _rows(steps: Sequence[Step], chunk_length: int, averaged: Set[tuple[int, int]] = frozenset()) -> list[_Row]:
-    """Of each decision the control steps that it got; a person's in rows of ``chunk_length``, and those of decisions
-    (epoch, number) that were ``averaged`` with others."""
+def _rows(
+    steps: Sequence[Step], chunk_length: int, averaged: Set[tuple[int, int]] = frozenset()
+) -> list[_Row]:
+    """Of each decision the control steps that it got; a person's in rows of ``chunk_length``, and
+    those of decisions (epoch, number) that were ``averaged`` with others."""
     rows: list[_Row] = []
     epoch, decision = None, 0  # of the policy's last row
     for step in steps:
@@ -119,7 +136,9 @@ def _rows(steps: Sequence[Step], chunk_length: int, averaged: Set[tuple[int, int
 
 def _filled(executed: np.ndarray, h: int) -> Tensor:
     """``executed`` [n a] as [h a]; the rest, which never was, repeats the last."""
-    return torch.from_numpy(np.concatenate([executed, np.repeat(executed[-1:], h - len(executed), axis=0)])).float()
+    return torch.from_numpy(
+        np.concatenate([executed, np.repeat(executed[-1:], h - len(executed), axis=0)])
+    ).float()
 
 
 def _verdict(episode: Any) -> tuple[bool, bool, str]:
@@ -136,7 +155,10 @@ def _version(rows: Sequence[_Row], name: str) -> int:
     """Raises `UserError` for an episode in which weights were swapped."""
     found = {end["policy_version"] for row in rows if not row.human for _, end in row.steps}
     if len(found) > 1:
-        raise UserError(f"{name} was played by several versions of the policy ({', '.join(sorted(found))}): leave it out")
+        raise UserError(
+            f"{name} was played by several versions of the policy "
+            f"({', '.join(sorted(found))}): leave it out"
+        )
     return version_number(found.pop()) if found else 0
 
 
@@ -144,19 +166,29 @@ class _Eyes:
     """What was seen at a moment of an episode."""
 
     def __init__(self, episode: Any, spec: EmbodimentSpec) -> None:
-        self._captures = {name: [frame[2] for frame in episode.frames[name]] for name in spec.camera_names}
+        self._captures = {
+            name: [frame[2] for frame in episode.frames[name]] for name in spec.camera_names
+        }
         self._ticks = [tick for tick in episode.ticks if tick["proprio"]]
         self._measured = [tick["measured"] for tick in self._ticks]
         self._picture = episode.picture
 
     def __call__(self, stamp: float, instruction: str) -> SlotObservation:
-        """The newest pictures from before ``stamp`` (else the first), and the state nearest to them."""
-        chosen = {n: max(bisect.bisect_right(taken, stamp) - 1, 0) for n, taken in self._captures.items()}
+        """The newest pictures from before ``stamp`` (else the first), and the state nearest to
+        them."""
+        chosen = {
+            n: max(bisect.bisect_right(taken, stamp) - 1, 0) for n, taken in self._captures.items()
+        }
         captured = min(self._captures[name][i] for name, i in chosen.items())
         after = bisect.bisect_left(self._measured, captured)
-        near = min(range(max(after - 1, 0), min(after + 1, len(self._ticks))), key=lambda i: self._gap(i, captured))
+        near = min(
+            range(max(after - 1, 0), min(after + 1, len(self._ticks))),
+            key=lambda i: self._gap(i, captured),
+        )
         images = {name: self._picture(name, i) for name, i in chosen.items()}
-        return SlotObservation(images, np.array(self._ticks[near]["proprio"], np.float32), instruction)
+        return SlotObservation(
+            images, np.array(self._ticks[near]["proprio"], np.float32), instruction
+        )
 
     def _gap(self, i: int, captured: float) -> float:
         return abs(self._measured[i] - captured)

@@ -1,7 +1,9 @@
-"""Rows of fixed size in an append-only file: mapped into memory, with a copy in RAM while there is room for one.
+"""Rows of fixed size in an append-only file: mapped into memory, with a copy in RAM while there is
+room for one.
 
-Several small columns share a table, so that an episode costs few `fsync` calls; a large one (a camera's images) has its own.
-Rows are written first and count once they are committed: what lies behind the committed rows in the file is nothing.
+Several small columns share a table, so that an episode costs few `fsync` calls; a large one (a
+camera's images) has its own. Rows are written first and count once they are committed: what lies
+behind the committed rows in the file is nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +25,17 @@ from vla_rl.plain import open_plain
 
 # What the file holds of each; numpy knows no bfloat16, so its bits travel as integers.
 _STORED = {
-    torch.uint8: "|u1", torch.int8: "|i1", torch.bool: "|b1", torch.int16: "<i2", torch.int32: "<i4", torch.int64: "<i8",
-    torch.float16: "<f2", torch.bfloat16: "<i2", torch.float32: "<f4", torch.float64: "<f8",
-}  # fmt: skip
+    torch.uint8: "|u1",
+    torch.int8: "|i1",
+    torch.bool: "|b1",
+    torch.int16: "<i2",
+    torch.int32: "<i4",
+    torch.int64: "<i8",
+    torch.float16: "<f2",
+    torch.bfloat16: "<i2",
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+}
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in _STORED}
 LARGE = 4096  # bytes per row: a page; smaller columns of one kind share a table
 _MOST = 1 << 31  # bytes of a row; more is damage
@@ -48,7 +58,9 @@ class Field(NamedTuple):
     def from_json(cls, value: Any) -> Field:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what `to_json` did not write."""
         name, dtype, shape = value
-        if type(name) is not str or not all(type(size) is int and 0 <= size < _MOST for size in shape):
+        if type(name) is not str or not all(
+            type(size) is int and 0 <= size < _MOST for size in shape
+        ):
             raise ValueError(f"column {name!r} has the shape {shape!r}")
         field = cls(name, _NAMES[dtype], tuple(shape))
         if field.bytes > _MOST:
@@ -87,7 +99,9 @@ class Growing:
         rows = np.asarray(rows, self._room.dtype)
         end = start + len(rows)
         if end > len(self._room):
-            room = np.empty((max(end, 2 * len(self._room), 64), *self._room.shape[1:]), self._room.dtype)
+            room = np.empty(
+                (max(end, 2 * len(self._room), 64), *self._room.shape[1:]), self._room.dtype
+            )
             room[:start] = self._room[:start]
             self._room = room
         self._room[start:end] = rows
@@ -109,24 +123,30 @@ class Table:
         self.direct = False
         """Whether rows that are on the disk alone are read past the system's cache."""
 
-    # ----------------------------------------------------------------------------------------------------------- writing
+    # -------------------------------------------------------------------------------------- writing
     def pack(self, columns: Mapping[str, Tensor]) -> np.ndarray:
         """Rows uint8 [n, bytes of a row] as the file holds them."""
         n = len(columns[self.fields[0].name])
         packed = np.zeros(n, self._dtype)
         for f in self.fields:
             values = columns[f.name].detach().cpu()
-            packed[f.name] = (values.view(torch.int16) if f.dtype is torch.bfloat16 else values).numpy()
+            packed[f.name] = (
+                values.view(torch.int16) if f.dtype is torch.bfloat16 else values
+            ).numpy()
         return packed.view(np.uint8).reshape(n, self.row_bytes)
 
     def unpack(self, stored: bytes) -> dict[str, Tensor]:
         """{column: rows} of what `stored` read, as copies."""
         rows = np.frombuffer(stored, self._dtype)
         columns = {f: torch.from_numpy(rows[f.name].copy()) for f in self.fields}
-        return {f.name: c.view(torch.bfloat16) if f.dtype is torch.bfloat16 else c for f, c in columns.items()}
+        return {
+            f.name: c.view(torch.bfloat16) if f.dtype is torch.bfloat16 else c
+            for f, c in columns.items()
+        }
 
     def write(self, rows: np.ndarray) -> None:
-        """Put packed rows behind the first ``count``; a greater ``count`` makes them count. Raises OSError."""
+        """Put packed rows behind the first ``count``; a greater ``count`` makes them count.
+        Raises OSError."""
         if self.path is not None:
             write_at(self.path, self.count * self.row_bytes, rows.data.cast("B"))
         if self._ram is not None:
@@ -140,7 +160,11 @@ class Table:
 
     def rows_in_file(self) -> int:
         """Whole ones."""
-        return self.path.stat().st_size // self.row_bytes if self.path is not None and self.path.exists() else 0
+        return (
+            self.path.stat().st_size // self.row_bytes
+            if self.path is not None and self.path.exists()
+            else 0
+        )
 
     def stored(self, start: int, count: int) -> bytes:
         """Rows as the file holds them; fewer where it ends before."""
@@ -149,7 +173,7 @@ class Table:
             file.seek(start * self.row_bytes)
             return file.read(count * self.row_bytes)
 
-    # --------------------------------------------------------------------------------------------------------------- RAM
+    # ------------------------------------------------------------------------------------------ RAM
     @property
     def on_disk_alone(self) -> bool:
         return self._ram is None
@@ -165,17 +189,25 @@ class Table:
     def load(self) -> None:
         """Read the file into RAM."""
         assert self.path is not None and self._ram is not None
-        rows = np.fromfile(self.path, np.uint8, self.count * self.row_bytes) if self.count else np.empty(0, np.uint8)
+        rows = (
+            np.fromfile(self.path, np.uint8, self.count * self.row_bytes)
+            if self.count
+            else np.empty(0, np.uint8)
+        )
         self._ram.put(rows.reshape(self.count, self.row_bytes), at=0)
 
-    # ----------------------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------- reading
     def prefetch(self, rows: np.ndarray) -> None:
-        """Have the system fetch all of these rows (ascending) from the disk at once, not each when it is touched."""
+        """Have the system fetch all of these rows (ascending) from the disk at once, not each
+        when it is touched."""
         if not self.on_disk_alone or self._read_directly or not hasattr(os, "posix_fadvise"):
             return
         assert self.path is not None
         breaks = np.flatnonzero(np.diff(rows) > 1)
-        starts, ends = rows[np.r_[0, breaks + 1]] * self.row_bytes, (rows[np.r_[breaks, len(rows) - 1]] + 1) * self.row_bytes
+        starts, ends = (
+            rows[np.r_[0, breaks + 1]] * self.row_bytes,
+            (rows[np.r_[breaks, len(rows) - 1]] + 1) * self.row_bytes,
+        )
         file = os.open(self.path, os.O_RDONLY)
         try:
             for start, end in zip(starts.tolist(), ends.tolist()):
@@ -191,11 +223,16 @@ class Table:
             assert self.path is not None
             read_rows(self.path, index, out)
         else:
-            np.take(self._rows(), index, axis=0, out=out, mode="clip")  # ("raise" would gather into another buffer first)
+            # ("raise" would gather into another buffer first)
+            np.take(self._rows(), index, axis=0, out=out, mode="clip")
         values = out.view(self._dtype).reshape(len(index))
         columns = {}
         for f in self.fields:
-            array = np.ascontiguousarray(values[f.name]) if len(self.fields) == 1 else values[f.name].copy()
+            array = (
+                np.ascontiguousarray(values[f.name])
+                if len(self.fields) == 1
+                else values[f.name].copy()
+            )
             if out.nbytes >= _REUSED:
                 self._keep(room, array if np.may_share_memory(array, out) else None)
             tensor = torch.from_numpy(array)
@@ -208,27 +245,30 @@ class Table:
         if self._map is None or len(self._map) < self.count:
             assert self.path is not None
             with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), self.count * self.row_bytes, access=mmap.ACCESS_READ)
+                mapped = mmap.mmap(
+                    file.fileno(), self.count * self.row_bytes, access=mmap.ACCESS_READ
+                )
             self._map = np.frombuffer(mapped, np.uint8).reshape(self.count, self.row_bytes)
         return self._map
 
     def _room(self, n: int) -> np.ndarray:
-        """Room for at least ``n`` rows: of an earlier batch that nobody holds any more, where there is one. To have the
-        system clear fresh memory takes as long as the copying."""
+        """Room for at least ``n`` rows: of an earlier batch that nobody holds any more, where there
+        is one. To have the system clear fresh memory takes as long as the copying."""
         for room, lent in self._spare:
             if len(room) >= n and (lent is None or lent() is None):
                 return room
         return aligned(n, self.row_bytes)
 
     def _keep(self, room: np.ndarray, array: np.ndarray | None) -> None:
-        """Keep ``room`` for a later batch, once ``array`` in it is gone; a tensor that was made of it keeps it alive."""
+        """Keep ``room`` for a later batch, once ``array`` in it is gone; a tensor that was made
+        of it keeps it alive."""
         others = [(other, lent) for other, lent in self._spare if other is not room]
         self._spare = [(room, None if array is None else weakref.ref(array)), *others][:2]
 
 
 def write_at(path: Path, offset: int, data: memoryview) -> None:
-    """Write ``data`` at ``offset``, cut the file behind it, and wait until the disk has it. Raises `UserError` for what is
-    no plain file: a link would have another file written."""
+    """Write ``data`` at ``offset``, cut the file behind it, and wait until the disk has it. Raises
+    `UserError` for what is no plain file: a link would have another file written."""
     file = open_plain(path, os.O_WRONLY | os.O_CREAT, _REMEDY)
     try:
         written = 0

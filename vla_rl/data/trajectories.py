@@ -1,4 +1,5 @@
-"""Trajectories to train and judge reward models on: demonstrations, and rollouts that were saved."""
+"""Trajectories to train and judge reward models on: demonstrations, and rollouts that were
+saved."""
 
 from __future__ import annotations
 
@@ -20,36 +21,52 @@ from vla_rl.types import EmbodimentSpec, EpisodeSpec, Observation, Trajectory
 ROLLOUTS = "rollouts"
 
 
-# ------------------------------------------------------------------------------------------------------- demonstrations
+# ----------------------------------------------------------------------------------- demonstrations
 def trajectories_of_dataset(
-    path: str | Path, embodiment: EmbodimentSpec | None = None, *, stride: int = 4, limit: int = 0, seed: int = 0
+    path: str | Path,
+    embodiment: EmbodimentSpec | None = None,
+    *,
+    stride: int = 4,
+    limit: int = 0,
+    seed: int = 0,
 ) -> list[Trajectory]:
-    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`); of those beyond ``limit``
-    no picture is decoded."""
-    dataset = load_demonstrations(path, embodiment, choose=functools.partial(_draw, limit=limit, seed=seed))
+    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`);
+    of those beyond ``limit`` no picture is decoded."""
+    dataset = load_demonstrations(
+        path, embodiment, choose=functools.partial(_draw, limit=limit, seed=seed)
+    )
     return demonstration_trajectories(dataset, stride=stride)
 
 
 def _draw(
-    episodes: Sequence[DemonstrationEpisode], _: torch.Tensor | None = None, *, limit: int, seed: int
+    episodes: Sequence[DemonstrationEpisode],
+    _: torch.Tensor | None = None,
+    *,
+    limit: int,
+    seed: int,
 ) -> list[torch.Tensor | None]:
     """``limit`` (0: all) of the episodes at random, as a reader of datasets chooses."""
     kept = set(range(len(episodes)))
     if limit and limit < len(episodes):
         generator = torch.Generator().manual_seed(seed)
         kept = set(torch.randperm(len(episodes), generator=generator)[:limit].tolist())
-    return [torch.ones(e.length, dtype=torch.bool) if i in kept else None for i, e in enumerate(episodes)]
+    return [
+        torch.ones(e.length, dtype=torch.bool) if i in kept else None
+        for i, e in enumerate(episodes)
+    ]
 
 
 def demonstration_trajectories(
     dataset: DemonstrationDataset, *, stride: int = 4, limit: int = 0, seed: int = 0
 ) -> list[Trajectory]:
-    """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the actions until the next:
-    what was sent, within the robot's bounds, and as ``proposed`` the labels, where the dataset has both; else the labels.
+    """One trajectory per episode with a decision every ``stride`` control steps, whose chunk is the
+    actions until the next: what was sent, within the robot's bounds, and as ``proposed`` the
+    labels, where the dataset has both; else the labels.
 
-    The last recorded frame stands for the final observation (a dataset holds none after the last action). Episodes of other
-    tools have no success flag: they count as successes, and their instruction as the task. ``limit`` (0: all) draws that
-    many episodes. Demonstrations of a single frame are left out.
+    The last recorded frame stands for the final observation (a dataset holds none after the last
+    action). Episodes of other tools have no success flag: they count as successes, and their
+    instruction as the task. ``limit`` (0: all) draws that many episodes. Demonstrations of a single
+    frame are left out.
     """
     return list(each_trajectory(dataset, stride=stride, limit=limit, seed=seed))
 
@@ -57,8 +74,13 @@ def demonstration_trajectories(
 def each_trajectory(
     dataset: DemonstrationDataset, *, stride: int = 4, limit: int = 0, seed: int = 0
 ) -> Iterator[Trajectory]:
-    """`demonstration_trajectories`, one after the other: of pictures on the disk no more than one episode's are there."""
-    order = [i for i, mask in enumerate(_draw(dataset.episodes, limit=limit, seed=seed)) if mask is not None]
+    """`demonstration_trajectories`, one after the other: of pictures on the disk no more than
+    one episode's are there."""
+    order = [
+        i
+        for i, mask in enumerate(_draw(dataset.episodes, limit=limit, seed=seed))
+        if mask is not None
+    ]
     sent = dataset.actions if dataset.sent is None else dataset.as_sent().actions
     for i in order:
         e = dataset.episodes[i]
@@ -103,10 +125,14 @@ def _rows(dataset: DemonstrationDataset, rows: torch.Tensor, instruction: str) -
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- rollouts
+# ----------------------------------------------------------------------------------------- rollouts
 def save_rollouts(folder: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write trajectories (observations, outcomes; not what only the learner needs) to ``folder``."""
-    slim = [dataclasses.replace(t, replay={}, value=None, behavior_log_prob=torch.zeros(len(t))) for t in trajectories]
+    """Write trajectories (observations, outcomes; not what only the learner needs) to
+    ``folder``."""
+    slim = [
+        dataclasses.replace(t, replay={}, value=None, behavior_log_prob=torch.zeros(len(t)))
+        for t in trajectories
+    ]
     save_state(folder, {"trajectories": [trajectory_state(t) for t in slim]})
 
 
@@ -115,10 +141,11 @@ def load_rollouts(folder: Path) -> list[Trajectory]:
     return [trajectory_from_state(t) for t in load_state(folder)["trajectories"]]
 
 
-# --------------------------------------------------------------------------------------------------------------- source
+# ------------------------------------------------------------------------------------------- source
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Trajectories of a folder, the robot they are of, and the config of the run they come from (None: no run)."""
+    """Trajectories of a folder, the robot they are of, and the config of the run they come from
+    (None: no run)."""
 
     trajectories: list[Trajectory]
     embodiment: EmbodimentSpec | None
@@ -130,7 +157,12 @@ def dataset_source(folder: Path, *, stride: int = 4, limit: int = 0) -> Source:
     """The demonstrations of a LeRobotDataset v3 folder as `trajectories_of_dataset` has them."""
     dataset = load_whoever(folder, functools.partial(_draw, limit=limit, seed=0))
     trajectories = demonstration_trajectories(dataset, stride=stride)
-    what = "\n".join([f"{len(trajectories)} demonstrations of {folder}", *(f"warning: {n}" for n in dataset.notes)])
+    what = "\n".join(
+        [
+            f"{len(trajectories)} demonstrations of {folder}",
+            *(f"warning: {n}" for n in dataset.notes),
+        ]
+    )
     return Source(trajectories, dataset.embodiment, None, what)
 
 

@@ -8,7 +8,15 @@ from typing import Any
 from vla_rl.config.phases import PHASES, evaluations
 from vla_rl.display.charts import short
 
-FAILURES = ("never_reached", "missed_grasp", "dropped", "wrong_place", "wrong_object", "out_of_time", "not told")
+FAILURES = (
+    "never_reached",
+    "missed_grasp",
+    "dropped",
+    "wrong_place",
+    "wrong_object",
+    "out_of_time",
+    "not told",
+)
 _EVALUATIONS = evaluations()
 
 
@@ -81,7 +89,11 @@ def count(value: float | None) -> str:
 
 def best(note: dict[str, Any]) -> str:
     """Which policy did best on held-out episodes, from ``best.json``."""
-    which = f"the policy after iteration {note['iteration']}" if note["iteration"] else "the policy that RL started from"
+    which = (
+        f"the policy after iteration {note['iteration']}"
+        if note["iteration"]
+        else "the policy that RL started from"
+    )
     return f"{which}, with {note['success'] * 100:.1f} % of {note['episodes']} held-out episodes"
 
 
@@ -95,5 +107,7 @@ def progress(record: dict[str, Any]) -> str:
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Columns for a terminal; the first row is the head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]
     return "\n".join([lines[0], "  ".join("─" * width for width in widths), *lines[1:]])

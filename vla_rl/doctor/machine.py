@@ -1,7 +1,8 @@
 """``vla-rl doctor``: what works on this machine, and how to fix what does not.
 
-Runs where nothing optional is installed. Whatever may crash, hang or ask a question (a GL driver, a simulator's first
-import, a camera SDK) is tried in a child process with a time limit and nothing on its standard input.
+Runs where nothing optional is installed. Whatever may crash, hang or ask a question (a GL driver, a
+simulator's first import, a camera SDK) is tried in a child process with a time limit and nothing on
+its standard input.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ GL_BACKENDS = ("egl", "osmesa", "glfw")
 CORE = ("python", "packages", "torch", "gl", "robosuite")
 # Finding → the packages that it stands on, whose versions must be such as vla-rl asks for.
 _STANDS_ON = {
-    "torch": ("torch",), "robosuite": ("robosuite", "mujoco", "numba", "termcolor"), "libero": ("lerobot", "h5py"),
-    "dualarm": ("sapien",), "realsense": ("pyrealsense2",),
-}  # fmt: skip
+    "torch": ("torch",),
+    "robosuite": ("robosuite", "mujoco", "numba", "termcolor"),
+    "libero": ("lerobot", "h5py"),
+    "dualarm": ("sapien",),
+    "realsense": ("pyrealsense2",),
+}
 _GL_FIX = {
     "egl": "apt-get install -y libegl1 libgl1 (and, without a GPU, libgl1-mesa-dri)",
     "osmesa": "apt-get install -y libosmesa6",
-    "glfw": "needs a display (DISPLAY) and: apt-get install -y libglfw3; not needed where egl or osmesa works",
+    "glfw": "needs a display (DISPLAY) and: apt-get install -y libglfw3; not needed where egl or "
+    "osmesa works",
 }
 _SCENE = (
     "<mujoco><visual><global offwidth='84' offheight='84'/></visual><worldbody><light pos='0 0 3'/>"
@@ -81,9 +86,11 @@ print(json.dumps({"cameras": [d.get_info(pyrealsense2.camera_info.name) for d in
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ``status``: "ok", "fail" (broken, or needed and absent) or "missing" (optional and absent).
+    """One finding. ``status``: "ok", "fail" (broken, or needed and absent) or "missing" (optional
+    and absent).
 
-    ``fix`` says what to do about it; empty where there is nothing to do. ``core`` marks what the main job needs.
+    ``fix`` says what to do about it; empty where there is nothing to do. ``core`` marks what the
+    main job needs.
     """
 
     name: str
@@ -99,7 +106,11 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         gl = [pool.submit(check_gl_backend, name, timeout_s) for name in GL_BACKENDS]
         others = [
             pool.submit(check_robosuite, timeout_s),
-            *(pool.submit(check_env, name) for name in build.names("env") if build.env_entry(name).check),
+            *(
+                pool.submit(check_env, name)
+                for name in build.names("env")
+                if build.env_entry(name).check
+            ),
             pool.submit(check_realsense, timeout_s),
         ]
         first = [check_python(), check_packages(), check_torch(), check_gpu()]
@@ -111,9 +122,16 @@ def doctor(timeout_s: float = 120.0) -> list[Check]:
         check_package("wandb", "wandb", "logging to Weights & Biases"),
     ]
     found = [
-        *first, *backends, check_gl(backends), robosuite, *envs, *packages, realsense, check_memory(),
+        *first,
+        *backends,
+        check_gl(backends),
+        robosuite,
+        *envs,
+        *packages,
+        realsense,
+        check_memory(),
         check_disk(Path.cwd()),
-    ]  # fmt: skip
+    ]
     return [in_range(check, _STANDS_ON.get(check.name, ())) for check in found]
 
 
@@ -141,17 +159,21 @@ def render(checks: Sequence[Check]) -> str:
     broken = [c.name for c in checks if c.name in CORE and c.status != OK]
     lines.append("")
     lines.append(
-        f"The main job cannot run yet: {', '.join(broken)} {'is' if len(broken) == 1 else 'are'} not in order."
+        f"The main job cannot run yet: {', '.join(broken)} {'is' if len(broken) == 1 else 'are'} "
+        "not in order."
         if broken
         else "The main job can run here: vla-rl quickstart"
     )
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 def check_python() -> Check:
     version = platform.python_version()
-    detail = f"{version} on {platform.system()} {platform.machine()}, {available_cores()} cores, {cpu_name()}"
+    detail = (
+        f"{version} on {platform.system()} {platform.machine()}, {available_cores()} cores, "
+        f"{cpu_name()}"
+    )
     return Check("python", OK, detail, core=True)
 
 
@@ -159,7 +181,10 @@ def check_packages() -> Check:
     """Whether all that vla-rl always needs is there, in versions that it asks for."""
     needed = [name for name, wanted in _wanted().items() if not wanted.extra]
     if missing := [name for name in needed if _version(name) is None]:
-        install = f"pip install {' '.join(shlex.quote(f'{name}{_wanted()[name].range}') for name in missing)}"
+        install = (
+            "pip install "
+            f"{' '.join(shlex.quote(f'{name}{_wanted()[name].range}') for name in missing)}"
+        )
         return Check("packages", FAIL, f"not installed: {', '.join(missing)}", install, core=True)
     detail = f"{len(needed)} that it always needs, in the versions that it asks for"
     if not needed:
@@ -171,7 +196,9 @@ def check_torch() -> Check:
     try:
         import torch
     except Exception as error:  # a broken install raises whatever it likes
-        return Check("torch", FAIL, f"import failed: {_first_line(error)}", "pip install torch", core=True)
+        return Check(
+            "torch", FAIL, f"import failed: {_first_line(error)}", "pip install torch", core=True
+        )
     return Check("torch", OK, f"{torch.__version__}, {torch.get_num_threads()} threads", core=True)
 
 
@@ -184,11 +211,17 @@ def check_gpu() -> Check:
             free, total = torch.cuda.mem_get_info()
             name = torch.cuda.get_device_name(0)
             return Check(
-                "gpu", OK, f"{count} × {name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free on the first"
+                "gpu",
+                OK,
+                f"{count} × {name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free "
+                "on the first",
             )
     except Exception as error:
         return Check(
-            "gpu", FAIL, _first_line(error), "check the driver with nvidia-smi, and that torch is a CUDA build"
+            "gpu",
+            FAIL,
+            _first_line(error),
+            "check the driver with nvidia-smi, and that torch is a CUDA build",
         )
     if shutil.which("nvidia-smi"):
         fix = "install a CUDA build of torch that fits the driver (nvidia-smi shows its version)"
@@ -217,7 +250,13 @@ def check_gl(backends: Sequence[Check]) -> Check:
     working = [c.name.removeprefix("gl:") for c in backends if c.status == OK]
     chosen = os.environ.get("MUJOCO_GL")
     if not working:
-        return Check("gl", FAIL, "no GL backend renders", f"{_GL_FIX['egl']}; or {_GL_FIX['osmesa']}", core=True)
+        return Check(
+            "gl",
+            FAIL,
+            "no GL backend renders",
+            f"{_GL_FIX['egl']}; or {_GL_FIX['osmesa']}",
+            core=True,
+        )
     if chosen and chosen not in working:
         detail = f"MUJOCO_GL={chosen} is set, and does not work; {', '.join(working)} does"
         return Check("gl", FAIL, detail, f"export MUJOCO_GL={working[0]}", core=True)
@@ -226,12 +265,20 @@ def check_gl(backends: Sequence[Check]) -> Check:
 
 def check_robosuite(timeout_s: float = 120.0) -> Check:
     if importlib.util.find_spec("robosuite") is None:
-        return Check("robosuite", FAIL, "not installed", install_command("sim", "robosuite"), core=True)
+        return Check(
+            "robosuite", FAIL, "not installed", install_command("sim", "robosuite"), core=True
+        )
     result, error = run_child(_ROBOSUITE, timeout_s)
     if result is None:
         return Check("robosuite", FAIL, error, "pip install --force-reinstall robosuite", core=True)
     if not result["assets"]:
-        return Check("robosuite", FAIL, "its assets are missing", "pip install --force-reinstall robosuite", core=True)
+        return Check(
+            "robosuite",
+            FAIL,
+            "its assets are missing",
+            "pip install --force-reinstall robosuite",
+            core=True,
+        )
     return Check("robosuite", OK, f"{result['version']}, with its assets", core=True)
 
 
@@ -244,24 +291,37 @@ def check_env(name: str) -> Check:
 def check_realsense(timeout_s: float = 60.0) -> Check:
     if importlib.util.find_spec("pyrealsense2") is None:
         return Check(
-            "realsense", MISSING, "pyrealsense2 is not installed (real-robot cameras)",
+            "realsense",
+            MISSING,
+            "pyrealsense2 is not installed (real-robot cameras)",
             install_command("real", "pyrealsense2"),
         )
     result, error = run_child(_REALSENSE, timeout_s)
     if result is None:
         library = "cannot open shared object" in error
-        fix = "apt-get install -y libusb-1.0-0" if library else "check the udev rules of librealsense and the USB cable"
+        fix = (
+            "apt-get install -y libusb-1.0-0"
+            if library
+            else "check the udev rules of librealsense and the USB cable"
+        )
         return Check("realsense", FAIL, error, fix)
     cameras = result["cameras"]
     if not cameras:
-        return Check("realsense", MISSING, "the SDK works; no camera is connected", "connect a camera by USB 3")
+        return Check(
+            "realsense",
+            MISSING,
+            "the SDK works; no camera is connected",
+            "connect a camera by USB 3",
+        )
     return Check("realsense", OK, f"{len(cameras)}: {', '.join(cameras)}")
 
 
 def check_package(package: str, extra: str, purpose: str) -> Check:
     version = _version(package)
     if version is None:
-        return Check(package, MISSING, f"not installed ({purpose})", install_command(extra, package))
+        return Check(
+            package, MISSING, f"not installed ({purpose})", install_command(extra, package)
+        )
     return in_range(Check(package, OK, version), [package])
 
 
@@ -269,7 +329,10 @@ def check_memory(need_gib: float = 6.0) -> Check:
     total, free = total_memory_bytes() / 2**30, free_memory_bytes() / 2**30
     detail = f"{free:.1f} of {total:.1f} GiB available"
     if 0 < free < need_gib:
-        fix = f"the quickstart takes up to {need_gib:.0f} GiB: close programs, or lower slots.slots_per_worker"
+        fix = (
+            f"the quickstart takes up to {need_gib:.0f} GiB: close programs, or lower "
+            "slots.slots_per_worker"
+        )
         return Check("memory", FAIL, detail, fix)
     return Check("memory", OK, detail)
 
@@ -278,37 +341,54 @@ def check_disk(folder: Path, need_gib: float = 5.0) -> Check:
     free = shutil.disk_usage(folder).free / 2**30
     if free < need_gib:
         return Check(
-            "disk", FAIL, f"{free:.1f} GiB free here", f"make room: a run keeps up to {need_gib:.0f} GiB of data"
+            "disk",
+            FAIL,
+            f"{free:.1f} GiB free here",
+            f"make room: a run keeps up to {need_gib:.0f} GiB of data",
         )
     return Check("disk", OK, f"{free:.0f} GiB free here")
 
 
-# ------------------------------------------------------------------------------------------------------------- versions
+# ----------------------------------------------------------------------------------------- versions
 @dataclass(frozen=True)
 class Wanted:
-    """The versions of a package that vla-rl asks for (``>=0.4.4,<0.5``), and with which of its extras (empty: always)."""
+    """The versions of a package that vla-rl asks for (``>=0.4.4,<0.5``), and with which of its
+    extras (empty: always)."""
 
     range: str
     extra: str
 
 
 def in_range(check: Check, packages: Sequence[str]) -> Check:
-    """``check``, or a failure where it is good and one of the installed ``packages`` has a version that vla-rl does not ask
-    for. Packages that are not installed, and those that it names no versions of, change nothing."""
+    """``check``, or a failure where it is good and one of the installed ``packages`` has a version
+    that vla-rl does not ask for. Packages that are not installed, and those that it names no
+    versions of, change nothing."""
     from packaging.specifiers import SpecifierSet
 
     outside = []
     for name in packages:
         wanted, version = _wanted().get(name), _version(name)
-        if wanted and version and not SpecifierSet(wanted.range).contains(version, prereleases=True):
+        if (
+            wanted
+            and version
+            and not SpecifierSet(wanted.range).contains(version, prereleases=True)
+        ):
             outside.append((name, version, wanted))
     if check.status != OK or not outside:
         return check
-    said = "; ".join(f"{name} {version} is outside of {wanted.range}" for name, version, wanted in outside)
+    said = "; ".join(
+        f"{name} {version} is outside of {wanted.range}" for name, version, wanted in outside
+    )
     extras = dict.fromkeys(wanted.extra for _, _, wanted in outside)
-    ways = [f"pip install {shlex.quote(f'{name}{wanted.range}')}" for name, _, wanted in outside if not wanted.extra]
+    ways = [
+        f"pip install {shlex.quote(f'{name}{wanted.range}')}"
+        for name, _, wanted in outside
+        if not wanted.extra
+    ]
     ways += [install_command(extra, outside[0][0]) for extra in extras if extra]
-    return replace(check, status=FAIL, detail=f"{said}, which is what vla-rl is made for", fix="; ".join(ways))
+    return replace(
+        check, status=FAIL, detail=f"{said}, which is what vla-rl is made for", fix="; ".join(ways)
+    )
 
 
 @functools.cache
@@ -330,16 +410,24 @@ def _wanted() -> dict[str, Wanted]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- helpers
-def run_child(code: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> tuple[dict | None, str]:
-    """Run Python code in a child process; its last line of output as JSON, or None and why not in one line."""
+# ------------------------------------------------------------------------------------------ helpers
+def run_child(
+    code: str, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[dict | None, str]:
+    """Run Python code in a child process; its last line of output as JSON, or None and why not
+    in one line."""
     env = {**os.environ, **(environment or {})}
     env = {k: v for k, v in env.items() if v != "" or k not in (environment or {})}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s, check=False, env=env,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=env,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return None, f"no answer within {timeout_s:.0f} s"
     except OSError as error:
@@ -369,5 +457,3 @@ def _version(distribution: str) -> str | None:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
-
-

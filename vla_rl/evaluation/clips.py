@@ -19,20 +19,34 @@ from vla_rl.types import Trajectory
 
 _log = logging.getLogger(__name__)
 
+
 def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
     """A clip per episode from its first camera.
 
-    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial state and actions,
-    so an env whose attribute ``repeatable`` is True steps it again, one control step at a time, for the images in
-    between; where that does not end the same way, and on a real robot, the images at decisions have to do.
+    A rollout keeps images only at decisions. In a simulator an episode is determined by its initial
+    state and actions, so an env whose attribute ``repeatable`` is True steps it again, one control
+    step at a time, for the images in between; where that does not end the same way, and on a real
+    robot, the images at decisions have to do.
     """
     hz, camera = env.embodiment.control_hz, env.embodiment.camera_names[0]
-    again = _replay(env, trajectories, camera) if isinstance(env, RepeatableEnv) and env.repeatable else {}
+    again = (
+        _replay(env, trajectories, camera)
+        if isinstance(env, RepeatableEnv) and env.repeatable
+        else {}
+    )
     clips = []
     for i, t in enumerate(trajectories):
-        decisions = torch.cat([t.observations.images[camera], t.final_observation.images[camera]]).cpu().numpy()
+        decisions = (
+            torch.cat([t.observations.images[camera], t.final_observation.images[camera]])
+            .cpu()
+            .numpy()
+        )
         frames = again.get(i)
-        if frames is not None and len(frames) == t.num_control_steps + 1 and np.array_equal(frames[-1], decisions[-1]):
+        if (
+            frames is not None
+            and len(frames) == t.num_control_steps + 1
+            and np.array_equal(frames[-1], decisions[-1])
+        ):
             clips.append(Clip(np.stack(frames), hz, t.success, _label(t)))
         else:
             clips.append(Clip(decisions, hz * len(t) / t.num_control_steps, t.success, _label(t)))
@@ -44,10 +58,13 @@ def _label(t: Trajectory) -> str:
     return f"{t.episode.task_id} #{t.episode.init_state_id} · {t.num_control_steps} steps{how}"
 
 
-def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[int, list[np.ndarray]]:
+def _replay(
+    env: Env, trajectories: Sequence[Trajectory], camera: str
+) -> dict[int, list[np.ndarray]]:
     """Images uint8 [H W 3] at every control step of the episodes (by index), in all slots at once.
 
-    An episode that fails is missing. Always waits for every request it made, so that no event is left for others.
+    An episode that fails is missing. Always waits for every request it made, so that no event is
+    left for others.
     """
     todo = list(range(len(trajectories)))[::-1]
     live: dict[int, tuple[int, Iterator[np.ndarray]]] = {}  # slot → episode, actions still to do
@@ -68,7 +85,8 @@ def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[i
                 del frames[index]
                 take_next(event.slot)
                 continue
-            frames[index].append(event.observation.images[camera].copy())  # a pool reuses its memory
+            # a pool reuses its memory
+            frames[index].append(event.observation.images[camera].copy())
             ended = event.step is not None and (event.step.terminated or event.step.truncated)
             action = None if ended else next(actions, None)
             if action is None:
@@ -79,23 +97,30 @@ def _replay(env: Env, trajectories: Sequence[Trajectory], camera: str) -> dict[i
     return frames
 
 
-def write_videos(result: EvaluationResult, path: str | Path, *, control_hz: float | None = None) -> Path | None:
-    """Write the result's clips as one grid video in real time; None (with a warning) where none were recorded.
+def write_videos(
+    result: EvaluationResult, path: str | Path, *, control_hz: float | None = None
+) -> Path | None:
+    """Write the result's clips as one grid video in real time; None (with a warning) where none
+    were recorded.
 
     ``control_hz`` caps the frame rate at 30; it defaults to the result's own.
     """
     if not result.clips:
         _log.warning(
-            "no video %s: %s", path, "PyAV is not installed" if not have_video() else "no episode was recorded"
+            "no video %s: %s",
+            path,
+            "PyAV is not installed" if not have_video() else "no episode was recorded",
         )
         return None
     return _write_grid(path, result.clips, control_hz or result.control_hz)
 
 
 def write_failure_videos(result: EvaluationResult, path: str | Path) -> dict[str, Path]:
-    """Write one video per kind of failure that occurred, beside the grid ``path``: ``<its stem>_failure_<kind>.mp4``.
+    """Write one video per kind of failure that occurred, beside the grid ``path``: ``<its
+    stem>_failure_<kind>.mp4``.
 
-    Returns {kind: file}. What an earlier evaluation of that name has left of other kinds is removed.
+    Returns {kind: file}. What an earlier evaluation of that name has left of other kinds is
+    removed.
     """
     path, written = Path(path), {}
     for kind in FAILURE_KINDS:

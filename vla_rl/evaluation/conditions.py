@@ -1,4 +1,5 @@
-"""What stands beside a figure of success: where episodes start, what else it depends on, what it compares with."""
+"""What stands beside a figure of success: where episodes start, what else it depends on, what it
+compares with."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from vla_rl.config import RunConfig
 
 
 def conditions_of(config: RunConfig, split: str) -> dict[str, Any]:
-    """``initial_states``, ``conditions`` and ``benchmark``, each where the env's config tells it."""
+    """``initial_states``, ``conditions`` and ``benchmark``, each where the env's config tells
+    it."""
     env: Any = config.env
     found: dict[str, Any] = {}
     if isinstance(env, DescribesStarts):  # a benchmark says whether they are its own

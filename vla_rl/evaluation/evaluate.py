@@ -1,8 +1,9 @@
-"""Evaluation: success on fixed initial states, with intervals; two results compare pairwise, episode by episode.
+"""Evaluation: success on fixed initial states, with intervals; two results compare pairwise,
+episode by episode.
 
-Episode i of a task is initial state i of the split (training never sees the held-out split), with the split's
-instructions in turn. The outcome depends on that and on the policy alone, so two policies, or one policy before and
-after training, meet exactly the same episodes.
+Episode i of a task is initial state i of the split (training never sees the held-out split), with
+the split's instructions in turn. The outcome depends on that and on the policy alone, so two
+policies, or one policy before and after training, meet exactly the same episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _PORTION_BYTES = 2**30
 
 
 def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
-    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and instructions in turn."""
+    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and
+    instructions in turn."""
     episodes: list[EpisodeSpec] = []
     for i in range(config.episodes_per_task):
         for task in tasks:
@@ -56,9 +58,11 @@ def evaluate(
     progress: Callable[[int, int, int], None] | None = None,
     episodes: Sequence[EpisodeSpec] | None = None,
 ) -> EvaluationResult:
-    """Run ``config.episodes_per_task`` episodes of every task, or the given ``episodes`` of them, and say how they went.
+    """Run ``config.episodes_per_task`` episodes of every task, or the given ``episodes`` of them,
+    and say how they went.
 
-    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose images fit in 1 GiB.
+    ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose
+    images fit in 1 GiB.
 
     Raises:
         ConfigError: no task is given.
@@ -78,18 +82,31 @@ def evaluate(
     for start in range(0, len(episodes), portion):
         finished, won = len(outcomes), sum(o.success for o in outcomes)
 
-        def report(done: int, _: int, successes: int, finished: int = finished, won: int = won) -> None:
+        def report(
+            done: int, _: int, successes: int, finished: int = finished, won: int = won
+        ) -> None:
             if progress is not None:
                 progress(finished + done, len(episodes), won + successes)
 
-        result = engine.collect(episodes[start : start + portion], deterministic=config.deterministic, progress=report)
+        result = engine.collect(
+            episodes[start : start + portion], deterministic=config.deterministic, progress=report
+        )
         first = first or result.trajectories[0]
         outcomes += [outcome(t, spec) for t in result.trajectories]
-        for name in ("decisions", "control_steps", "policy_seconds", "wait_seconds", "seconds", "retries"):
+        for name in (
+            "decisions",
+            "control_steps",
+            "policy_seconds",
+            "wait_seconds",
+            "seconds",
+            "retries",
+        ):
             totals[name] = totals.get(name, 0.0) + float(result.stats.get(name, 0.0))
         if config.video_episodes and spec.cameras and have_video():
             shown = result.trajectories[: config.video_episodes - len(clips)]
-            fresh = [t for t in _first_failures(result.trajectories) if t.failure not in failure_clips]
+            fresh = [
+                t for t in _first_failures(result.trajectories) if t.failure not in failure_clips
+            ]
             chosen = {id(t): t for t in [*shown, *fresh]}  # each is replayed once
             made = dict(zip(chosen, make_clips(env, list(chosen.values()))))
             clips += [made[id(t)] for t in shown]
@@ -109,7 +126,9 @@ def evaluate(
         latency_s=_latency(engine, first, config.deterministic),
         engine=totals,
         clips=clips,
-        failure_clips={kind: failure_clips[kind] for kind in FAILURE_KINDS if kind in failure_clips},
+        failure_clips={
+            kind: failure_clips[kind] for kind in FAILURE_KINDS if kind in failure_clips
+        },
     )
 
 
@@ -125,13 +144,17 @@ def _portion(engine: RolloutEngine, tasks: Sequence[TaskSpec]) -> int:
     return max(engine.env.num_slots, _PORTION_BYTES // max(1, decisions * image_bytes))
 
 
-def _latency(engine: RolloutEngine, trajectory: Trajectory, deterministic: bool, repeats: int = 5) -> float:
+def _latency(
+    engine: RolloutEngine, trajectory: Trajectory, deterministic: bool, repeats: int = 5
+) -> float:
     """Median seconds of a decision for one observation alone (after a first, uncounted one)."""
     observation = trajectory.observations[:1].without_privileged()
     times = []
     with torch.inference_mode():
         for _ in range(repeats + 1):
             started = time.perf_counter()
-            engine.policy.act(observation, deterministic=deterministic, seeds=[0]).chunk.actions.cpu()
+            engine.policy.act(
+                observation, deterministic=deterministic, seeds=[0]
+            ).chunk.actions.cpu()
             times.append(time.perf_counter() - started)
     return float(np.median(times[1:]))

@@ -14,7 +14,12 @@ import numpy as np
 
 from vla_rl.display import words
 from vla_rl.errors import UserError
-from vla_rl.evaluation.statistics import PairedComparison, compare_paired, difference_interval, wilson_interval
+from vla_rl.evaluation.statistics import (
+    PairedComparison,
+    compare_paired,
+    difference_interval,
+    wilson_interval,
+)
 from vla_rl.evaluation.video import Clip
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.specs import FAILURE_KINDS
@@ -27,8 +32,8 @@ NOT_TOLD = "not told"  # how an episode failed
 class EpisodeOutcome:
     """How one episode went. ``control_steps`` were executed in ``decisions`` policy calls.
 
-    ``mean_jerk`` is None for episodes shorter than four control steps; see `mean_jerk` for the unit. ``failure`` is one of
-    `FAILURE_KINDS`, or "" on success and where the env does not tell.
+    ``mean_jerk`` is None for episodes shorter than four control steps; see `mean_jerk` for the
+    unit. ``failure`` is one of `FAILURE_KINDS`, or "" on success and where the env does not tell.
     """
 
     task_id: str
@@ -51,7 +56,8 @@ class EpisodeOutcome:
 class EvaluationResult:
     """Outcomes of all episodes and figures of the run.
 
-    ``clips`` (some episodes) and ``failure_clips`` (one of each kind) are for the videos and are not saved.
+    ``clips`` (some episodes) and ``failure_clips`` (one of each kind) are for the videos and are
+    not saved.
     """
 
     outcomes: list[EpisodeOutcome]
@@ -66,7 +72,8 @@ class EvaluationResult:
     engine: dict[str, float] = field(default_factory=dict)
     clips: list[Clip] = field(default_factory=list)
     failure_clips: dict[str, Clip] = field(default_factory=dict)
-    held_out_tasks: list[str] = field(default_factory=list)  # those among them that the policy was not trained on
+    # those among them that the policy was not trained on
+    held_out_tasks: list[str] = field(default_factory=list)
 
     @property
     def episodes(self) -> int:
@@ -97,9 +104,14 @@ class EvaluationResult:
         return {task: summarise(outcomes) for task, outcomes in tasks.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Success while RL goes on, as it is logged: ``eval/success``, and that of each task where there are several."""
+        """Success while RL goes on, as it is logged: ``eval/success``, and that of each task
+        where there are several."""
         tasks = self.per_task()
-        each = {f"eval/success/{task}": row["rate"] for task, row in tasks.items()} if len(tasks) > 1 else {}
+        each = (
+            {f"eval/success/{task}": row["rate"] for task, row in tasks.items()}
+            if len(tasks) > 1
+            else {}
+        )
         return {"eval/success": self.success_rate} | each
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,13 +163,15 @@ class EvaluationResult:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it with "
-                f"'vla-rl eval … --json'."
+                f"{path} is not an evaluation result ({type(error).__name__}: {error}). Write it "
+                "with 'vla-rl eval … --json'."
             ) from error
 
     def table(self) -> str:
         """Success with interval, length and smoothness per task and in all, as text."""
-        rows = [("task", "success", "95 % interval", "steps", "to success", f"jerk ({self.jerk_unit})")]
+        rows = [
+            ("task", "success", "95 % interval", "steps", "to success", f"jerk ({self.jerk_unit})")
+        ]
         for name, s in {**self.per_task(), "all tasks": summarise(self.outcomes)}.items():
             rows.append(
                 (
@@ -173,13 +187,17 @@ class EvaluationResult:
             rows.pop()
         lines = words.text_table(rows).splitlines()
         if failures := count_failures(self.outcomes):
-            lines.append("failures: " + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items()))
+            lines.append(
+                "failures: "
+                + ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
+            )
         how = "most likely actions" if self.deterministic else "sampled actions"
         if gap := task_gap(self.outcomes, self.held_out_tasks):
             lines.append(task_gap_text(gap))
         lines.append(
-            f"{self.split} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per decision in batches, "
-            f"{self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} s in all"
+            f"{self.split} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per "
+            f"decision in batches, {self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} "
+            "s in all"
         )
         return "\n".join(lines)
 
@@ -204,8 +222,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
-    """Counts, success rate with 95 % Wilson interval, mean control steps (all episodes; successes only), mean jerk,
-    `count_failures`."""
+    """Counts, success rate with 95 % Wilson interval, mean control steps (all episodes; successes
+    only), mean jerk, `count_failures`."""
     successes = sum(o.success for o in outcomes)
     low, high = wilson_interval(successes, len(outcomes))
     return {
@@ -222,34 +240,43 @@ def summarise(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
 
 
 def count_failures(outcomes: Sequence[EpisodeOutcome]) -> dict[str, int]:
-    """How many episodes failed in which way: kinds that occurred, in the order of `FAILURE_KINDS`, then those of which it
-    is `NOT_TOLD`. Empty where none failed, or it is told of none."""
+    """How many episodes failed in which way: kinds that occurred, in the order of `FAILURE_KINDS`,
+    then those of which it is `NOT_TOLD`. Empty where none failed, or it is told of none."""
     failed = [o.failure for o in outcomes if not o.success]
     counts = {kind: failed.count(kind) for kind in FAILURE_KINDS if kind in failed}
     rest = len(failed) - sum(counts.values())
     return counts | ({NOT_TOLD: rest} if counts and rest else {})
 
 
-def task_gap(outcomes: Sequence[EpisodeOutcome], held_out_tasks: Sequence[str]) -> dict[str, Any] | None:
-    """`summarise` of the tasks that were trained on and of the ``held_out_tasks``, and how far these lie below those.
+def task_gap(
+    outcomes: Sequence[EpisodeOutcome], held_out_tasks: Sequence[str]
+) -> dict[str, Any] | None:
+    """`summarise` of the tasks that were trained on and of the ``held_out_tasks``, and how far
+    these lie below those.
 
-    "gap" with "gap_low" and "gap_high" (95 %) is a difference of rates; None where either side has no episode.
+    "gap" with "gap_low" and "gap_high" (95 %) is a difference of rates; None where either side has
+    no episode.
     """
     trained = summarise([o for o in outcomes if o.task_id not in held_out_tasks])
     held_out = summarise([o for o in outcomes if o.task_id in held_out_tasks])
     if not trained["episodes"] or not held_out["episodes"]:
         return None
-    low, high = difference_interval(trained["successes"], trained["episodes"], held_out["successes"], held_out["episodes"])
+    low, high = difference_interval(
+        trained["successes"], trained["episodes"], held_out["successes"], held_out["episodes"]
+    )
     gap = trained["rate"] - held_out["rate"]
     return {"trained": trained, "held_out": held_out, "gap": gap, "gap_low": low, "gap_high": high}
 
 
 def task_gap_text(gap: Mapping[str, Any]) -> str:
     """The gap as one line."""
-    trained, held_out = (f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}" for s in (gap["trained"], gap["held_out"]))
+    trained, held_out = (
+        f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}"
+        for s in (gap["trained"], gap["held_out"])
+    )
     return (
-        f"tasks trained on: {trained}; held-out tasks: {held_out}; gap {gap['gap'] * 100:+.0f} points "
-        f"(95 % interval {gap['gap_low'] * 100:+.1f} to {gap['gap_high'] * 100:+.1f})"
+        f"tasks trained on: {trained}; held-out tasks: {held_out}; gap {gap['gap'] * 100:+.0f} "
+        f"points (95 % interval {gap['gap_low'] * 100:+.1f} to {gap['gap_high'] * 100:+.1f})"
     )
 
 
@@ -274,17 +301,20 @@ def executed_actions(trajectory: Trajectory) -> np.ndarray:
 
 
 def moving_dims(spec: EmbodimentSpec) -> list[int]:
-    """The action dimensions that move the arm: all but the grippers'; all where there is nothing else."""
+    """The action dimensions that move the arm: all but the grippers'; all where there is nothing
+    else."""
     dims = [i for i, name in enumerate(spec.action_names) if "gripper" not in name]
     return dims or list(range(spec.action_dim))
 
 
 def mean_jerk(actions: np.ndarray, spec: EmbodimentSpec) -> float | None:
-    """Roughness of executed ``actions`` [t a]: mean |third difference| · control_hz³; None for fewer than 4 steps.
+    """Roughness of executed ``actions`` [t a]: mean |third difference| · control_hz³; None for
+    fewer than 4 steps.
 
-    The gripper is left out (it opens and shuts on purpose). The unit is the actions' unit per s³ (`jerk_unit`): for
-    absolute position targets that is jerk in the usual sense, for delta actions it is one derivative higher. Compare it
-    between policies of the same embodiment, not across embodiments.
+    The gripper is left out (it opens and shuts on purpose). The unit is the actions' unit per s³
+    (`jerk_unit`): for absolute position targets that is jerk in the usual sense, for delta actions
+    it is one derivative higher. Compare it between policies of the same embodiment, not across
+    embodiments.
     """
     if len(actions) < 4:
         return None
@@ -297,28 +327,31 @@ def jerk_unit(spec: EmbodimentSpec) -> str:
     return " & ".join(units) + "/s³"
 
 
-# ------------------------------------------------------------------------------------------------------------ comparing
+# ---------------------------------------------------------------------------------------- comparing
 def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
-    """Compare two results on the episodes they share: same task, split, initial state and instruction. Has `fallen_tasks`.
+    """Compare two results on the episodes they share: same task, split, initial state and
+    instruction. Has `fallen_tasks`.
 
     Raises:
         UserError: they share none, because the tasks, splits or seeds differ.
     """
     if (a.split, a.seed) != (b.split, b.seed):
         raise UserError(
-            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against split {b.split!r} "
-            f"and seed {b.seed}. Evaluate both with the same --split and --seed."
+            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against "
+            f"split {b.split!r} and seed {b.seed}. Evaluate both with the same --split and --seed."
         )
     shared = same_episodes(a, b)
     if not shared:
         raise UserError(
-            f"The two evaluations share no episode: tasks {sorted(a.per_task())} against {sorted(b.per_task())}. "
-            f"Evaluate both on the same tasks."
+            f"The two evaluations share no episode: tasks {sorted(a.per_task())} against "
+            f"{sorted(b.per_task())}. Evaluate both on the same tasks."
         )
     return dataclasses.replace(compare_outcomes(shared), fallen_tasks=fallen_tasks(shared))
 
 
-def same_episodes(a: EvaluationResult, b: EvaluationResult) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:
+def same_episodes(
+    a: EvaluationResult, b: EvaluationResult
+) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:
     """How the episodes that both saw went in each, in the order of ``a``."""
     of_a, of_b = ({o.key: o for o in result.outcomes} for result in (a, b))
     return [(o, of_b[key]) for key, o in of_a.items() if key in of_b]
@@ -326,12 +359,17 @@ def same_episodes(a: EvaluationResult, b: EvaluationResult) -> list[tuple[Episod
 
 def compare_outcomes(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> PairedComparison:
     """Success of the first of each pair against that of the second."""
-    return compare_paired([first.success for first, _ in pairs], [second.success for _, second in pairs])
+    return compare_paired(
+        [first.success for first, _ in pairs], [second.success for _, second in pairs]
+    )
 
 
-def fallen_tasks(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> dict[str, PairedComparison]:
-    """Of several tasks those that the second of each pair solves less often than the first by more than chance explains:
-    exact McNemar tests of the tasks at 5 % for all of them together (Holm 1979, Scand. J. Statist. 6)."""
+def fallen_tasks(
+    pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]],
+) -> dict[str, PairedComparison]:
+    """Of several tasks those that the second of each pair solves less often than the first by more
+    than chance explains: exact McNemar tests of the tasks at 5 % for all of them together (Holm
+    1979, Scand. J. Statist. 6)."""
     of_task: dict[str, list[tuple[EpisodeOutcome, EpisodeOutcome]]] = defaultdict(list)
     for first, second in pairs:
         of_task[first.task_id].append((first, second))
@@ -348,7 +386,10 @@ def fallen_tasks(pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> dict
 
 def fallen_text(c: PairedComparison) -> str:
     """The tasks that fell, in a sentence; empty where there are none."""
-    fallen = [f"{task} ({t.successes_a} to {t.successes_b} of {t.trials})" for task, t in (c.fallen_tasks or {}).items()]
+    fallen = [
+        f"{task} ({t.successes_a} to {t.successes_b} of {t.trials})"
+        for task, t in (c.fallen_tasks or {}).items()
+    ]
     return f"Lower than before by more than chance explains: {', '.join(fallen)}." if fallen else ""
 
 
@@ -357,9 +398,14 @@ def comparison_text(c: PairedComparison, name_a: str = "A", name_b: str = "B") -
     verdict = "more than chance explains" if c.significant else "within what chance explains"
     text = (
         f"{name_b} − {name_a}: {c.difference * 100:+.0f} points on the same {c.trials} episodes "
-        f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); {name_b} alone solved "
-        f"{c.only_b}, {name_a} alone {c.only_a}, which is {verdict} (exact McNemar test, {words.p_value(c.p_value)})."
+        f"(95 % interval {c.difference_low * 100:+.1f} to {c.difference_high * 100:+.1f}); "
+        f"{name_b} alone solved {c.only_b}, {name_a} alone {c.only_a}, which is {verdict} (exact "
+        f"McNemar test, {words.p_value(c.p_value)})."
     )
-    if c.significant != (c.difference_low > 0 or c.difference_high < 0):  # two approximations, which few episodes part
-        text += " Test and interval disagree about that, as they can on few episodes: evaluate more of them."
+    # two approximations, which few episodes part
+    if c.significant != (c.difference_low > 0 or c.difference_high < 0):
+        text += (
+            " Test and interval disagree about that, as they can on few episodes: evaluate more of "
+            "them."
+        )
     return f"{text} {fallen_text(c)}".rstrip()

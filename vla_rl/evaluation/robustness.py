@@ -1,8 +1,9 @@
-"""Robustness: the episodes of an evaluation again, each perturbed by one factor, and compared with themselves unperturbed.
+"""Robustness: the episodes of an evaluation again, each perturbed by one factor, and compared with
+themselves unperturbed.
 
-Which perturbations exist, and their levels, is what the simulator's class declares (``perturbations``, see
-`vla_rl.specs.Perturbation`). Levels are spread over the episodes, so that a factor costs one evaluation whatever their
-number.
+Which perturbations exist, and their levels, is what the simulator's class declares
+(``perturbations``, see `vla_rl.specs.Perturbation`). Levels are spread over the episodes, so that a
+factor costs one evaluation whatever their number.
 """
 
 from __future__ import annotations
@@ -25,25 +26,37 @@ ALL = "all"
 
 
 def choose(
-    declared: Mapping[str, Perturbation], names: Sequence[str], levels: Sequence[int] = (), env: str = "this env"
+    declared: Mapping[str, Perturbation],
+    names: Sequence[str],
+    levels: Sequence[int] = (),
+    env: str = "this env",
 ) -> dict[str, tuple[int, ...]]:
-    """{factor: levels to run}; "all" stands for every factor that is no control, no ``levels`` for all of a factor's own.
+    """{factor: levels to run}; "all" stands for every factor that is no control, no ``levels`` for
+    all of a factor's own.
 
-    A control without the wanted levels keeps its own. Raises `ConfigError` for an env without perturbations, an unknown name
-    and a level that a factor does not have.
+    A control without the wanted levels keeps its own. Raises `ConfigError` for an env without
+    perturbations, an unknown name and a level that a factor does not have.
     """
     if not declared:
-        raise ConfigError(f"--perturb: {env} has no perturbations. Leave the option out, or evaluate on --suite libero.")
+        raise ConfigError(
+            f"--perturb: {env} has no perturbations. Leave the option out, or "
+            "evaluate on --suite libero."
+        )
     unknown = [name for name in names if name != ALL and name not in declared]
     if unknown:
-        raise ConfigError(f"--perturb {unknown[0]} is unknown to {env}: use {ALL} or some of {', '.join(declared)}.")
+        raise ConfigError(
+            f"--perturb {unknown[0]} is unknown to {env}: use {ALL} or some of "
+            f"{', '.join(declared)}."
+        )
     factors = [name for name, perturbation in declared.items() if not perturbation.control]
     chosen: dict[str, tuple[int, ...]] = {}
     for name in (n for given in names for n in (factors if given == ALL else [given])):
         has = declared[name].levels
         missing = [level for level in levels if level not in has]
         if missing and not declared[name].control:
-            raise ConfigError(f"--levels {missing[0]}: {name} has the levels {', '.join(map(str, has))}.")
+            raise ConfigError(
+                f"--levels {missing[0]}: {name} has the levels {', '.join(map(str, has))}."
+            )
         chosen[name] = tuple(dict.fromkeys(level for level in levels if level in has)) or has
     return chosen
 
@@ -51,13 +64,18 @@ def choose(
 def perturbed_episodes(
     tasks: Sequence[TaskSpec], config: EvaluateConfig, name: str, levels: Sequence[int]
 ) -> list[EpisodeSpec]:
-    """The episodes of `evaluation_episodes` under ``name``, with ``levels`` in turn, shifted from task to task."""
+    """The episodes of `evaluation_episodes` under ``name``, with ``levels`` in turn, shifted
+    from task to task."""
     shift = {task.task_id: i for i, task in enumerate(tasks)}
     result = []
     for episode in evaluation_episodes(tasks, config):
-        perturbation = f"{name}:{levels[(episode.init_state_id + shift[episode.task_id]) % len(levels)]}"
+        perturbation = (
+            f"{name}:{levels[(episode.init_state_id + shift[episode.task_id]) % len(levels)]}"
+        )
         rollout_id = f"{episode.rollout_id}-{perturbation}"
-        result.append(dataclasses.replace(episode, perturbation=perturbation, rollout_id=rollout_id))
+        result.append(
+            dataclasses.replace(episode, perturbation=perturbation, rollout_id=rollout_id)
+        )
     return result
 
 
@@ -76,18 +94,29 @@ class Robustness:
 
     def outcomes(self) -> list[EpisodeOutcome]:
         """Those of all factors but the controls."""
-        return [o for name, r in self.factors.items() if not self.declared[name].control for o in r.outcomes]
+        return [
+            o
+            for name, r in self.factors.items()
+            if not self.declared[name].control
+            for o in r.outcomes
+        ]
 
     def mean_of_factors(self) -> float | None:
         """Each factor counts alike, however many episodes it has; None where only controls ran."""
-        rates = [r.success_rate for name, r in self.factors.items() if not self.declared[name].control]
+        rates = [
+            r.success_rate for name, r in self.factors.items() if not self.declared[name].control
+        ]
         return sum(rates) / len(rates) if rates else None
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dict; each "difference" is perturbed minus unperturbed (see `PairedComparison`)."""
+        """A JSON-ready dict; each "difference" is perturbed minus unperturbed (see
+        `PairedComparison`)."""
         factors = {}
         for name, result in self.factors.items():
-            levels = {level: self._figures(outcomes) for level, outcomes in _by_level(result.outcomes).items()}
+            levels = {
+                level: self._figures(outcomes)
+                for level, outcomes in _by_level(result.outcomes).items()
+            }
             factors[name] = {
                 "text": self.declared[name].text,
                 "control": self.declared[name].control,
@@ -107,17 +136,31 @@ class Robustness:
         return {**summarise(outcomes), "difference": self.difference(outcomes).to_dict()}
 
     def table(self) -> str:
-        """A row per factor and level: success with interval, and the paired difference to the unperturbed episodes."""
+        """A row per factor and level: success with interval, and the paired difference to the
+        unperturbed episodes."""
         rows = [_row("unperturbed", "", self.unperturbed.outcomes, None)]
         for name, result in self.factors.items():
             by_level = _by_level(result.outcomes)
             label = f"{name} (control)" if self.declared[name].control else name
-            rows.append(_row(label, ", ".join(by_level), result.outcomes, self.difference(result.outcomes)))
+            rows.append(
+                _row(label, ", ".join(by_level), result.outcomes, self.difference(result.outcomes))
+            )
             if len(by_level) > 1:
-                rows += [_row("", level, outcomes, self.difference(outcomes)) for level, outcomes in by_level.items()]
+                rows += [
+                    _row("", level, outcomes, self.difference(outcomes))
+                    for level, outcomes in by_level.items()
+                ]
         if everything := self.outcomes():
             rows.append(_row("all factors", "", everything, self.difference(everything)))
-        head = ("perturbation", "level", "success", "95 % interval", "to unperturbed", "95 % interval", "p")
+        head = (
+            "perturbation",
+            "level",
+            "success",
+            "95 % interval",
+            "to unperturbed",
+            "95 % interval",
+            "p",
+        )
         text, mean = text_table([head, *rows]), self.mean_of_factors()
         return text if mean is None else f"{text}\nmean of the factors' rates: {mean:.1%}"
 
@@ -131,7 +174,8 @@ def run_robustness(
     unperturbed: EvaluationResult,
     progress: Callable[[str], Any],
 ) -> Robustness:
-    """Evaluate under each of ``chosen`` (see `choose`). ``progress(name)`` is a context manager that yields a bar."""
+    """Evaluate under each of ``chosen`` (see `choose`). ``progress(name)`` is a context manager
+    that yields a bar."""
     factors = {}
     for name, levels in chosen.items():
         with progress(name) as bar:
@@ -141,14 +185,25 @@ def run_robustness(
 
 
 def compare_robustness(a: Robustness, b: Robustness) -> tuple[str, dict[str, Any]]:
-    """Two policies under the same perturbations, factor by factor: a table and its figures (b minus a)."""
-    rows, figures = [("perturbation", "first", "second", "second − first", "95 % interval", "p")], {}
-    pairs = {"unperturbed": (a.unperturbed, b.unperturbed), **{n: (a.factors[n], b.factors[n]) for n in a.factors}}
+    """Two policies under the same perturbations, factor by factor: a table and its figures (b
+    minus a)."""
+    rows, figures = (
+        [("perturbation", "first", "second", "second − first", "95 % interval", "p")],
+        {},
+    )
+    pairs = {
+        "unperturbed": (a.unperturbed, b.unperturbed),
+        **{n: (a.factors[n], b.factors[n]) for n in a.factors},
+    }
     for name, (first, second) in pairs.items():
         solved = {_episode(o): o.success for o in second.outcomes}
-        c = compare_paired([o.success for o in first.outcomes], [solved[_episode(o)] for o in first.outcomes])
+        c = compare_paired(
+            [o.success for o in first.outcomes], [solved[_episode(o)] for o in first.outcomes]
+        )
         figures[name] = c.to_dict()
-        rows.append((name, f"{first.success_rate:.0%}", f"{second.success_rate:.0%}", *_difference(c)))
+        rows.append(
+            (name, f"{first.success_rate:.0%}", f"{second.success_rate:.0%}", *_difference(c))
+        )
     return text_table(rows), figures
 
 
@@ -164,12 +219,21 @@ def _by_level(outcomes: Sequence[EpisodeOutcome]) -> dict[str, list[EpisodeOutco
     return levels
 
 
-def _row(name: str, level: str, outcomes: Sequence[EpisodeOutcome], c: PairedComparison | None) -> tuple[str, ...]:
+def _row(
+    name: str, level: str, outcomes: Sequence[EpisodeOutcome], c: PairedComparison | None
+) -> tuple[str, ...]:
     s = summarise(outcomes)
-    success = (f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}", f"{s['low']:.1%} – {s['high']:.1%}")
+    success = (
+        f"{s['successes']}/{s['episodes']} = {s['rate']:.0%}",
+        f"{s['low']:.1%} – {s['high']:.1%}",
+    )
     return (name, level, *success, *(("", "", "") if c is None else _difference(c)))
 
 
 def _difference(c: PairedComparison) -> tuple[str, str, str]:
     interval = f"{c.difference_low * 100:+.1f} – {c.difference_high * 100:+.1f}"
-    return f"{c.difference * 100:+.0f} points", interval, "< 0.0001" if c.p_value < 1e-4 else f"{c.p_value:.2g}"
+    return (
+        f"{c.difference * 100:+.0f} points",
+        interval,
+        "< 0.0001" if c.p_value < 1e-4 else f"{c.p_value:.2g}",
+    )

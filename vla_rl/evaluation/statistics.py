@@ -1,7 +1,7 @@
 """Intervals and tests for success rates, in plain Python.
 
-A success rate of 90 out of 100 is not 90 %: these say how far off it may be, and whether two policies that ran on the
-same initial states differ by more than luck.
+A success rate of 90 out of 100 is not 90 %: these say how far off it may be, and whether two
+policies that ran on the same initial states differ by more than luck.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 class PairedComparison:
     """Two policies on the same episodes. Rates and ``difference`` (b − a) lie in 0 … 1 and −1 … 1.
 
-    ``only_a``/``only_b`` count the episodes that one of the two solved alone; ``p_value`` is two-sided. ``fallen_tasks``
-    are those of several tasks that b solves less often by more than chance explains; None where nobody asked.
+    ``only_a``/``only_b`` count the episodes that one of the two solved alone; ``p_value`` is
+    two-sided. ``fallen_tasks`` are those of several tasks that b solves less often by more than
+    chance explains; None where nobody asked.
     """
 
     trials: int
@@ -71,11 +72,16 @@ class PairedComparison:
         """The fields; of ``fallen_tasks`` the names, where they are known."""
         figures = asdict(self)
         del figures["fallen_tasks"]
-        return figures if self.fallen_tasks is None else figures | {"fallen_tasks": list(self.fallen_tasks)}
+        return (
+            figures
+            if self.fallen_tasks is None
+            else figures | {"fallen_tasks": list(self.fallen_tasks)}
+        )
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
-    """Two-sided exact McNemar test: p-value that the two rates are equal (McNemar 1947; binomial form).
+    """Two-sided exact McNemar test: p-value that the two rates are equal (McNemar 1947; binomial
+    form).
 
     Only pairs that disagree carry evidence: under equality each of them is a fair coin.
     """
@@ -91,9 +97,11 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 def paired_difference_interval(
     both: int, only_b: int, only_a: int, neither: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of rate(b) − rate(a) on paired trials: Newcombe 1998 (Statistics in Medicine 17:2635), method 10.
+    """Interval of rate(b) − rate(a) on paired trials: Newcombe 1998 (Statistics in Medicine
+    17:2635), method 10.
 
-    Combines the two Wilson intervals by squaring and adding, with the pairs' correlation φ (continuity-corrected).
+    Combines the two Wilson intervals by squaring and adding, with the pairs' correlation φ
+    (continuity-corrected).
     """
     n = both + only_b + only_a + neither
     if n == 0:
@@ -119,7 +127,8 @@ def paired_difference_interval(
 def difference_interval(
     successes_a: int, trials_a: int, successes_b: int, trials_b: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of rate(a) − rate(b) on independent trials: Newcombe 1998 (Statistics in Medicine 17:873), method 10.
+    """Interval of rate(a) − rate(b) on independent trials: Newcombe 1998 (Statistics in Medicine
+    17:873), method 10.
 
     (-1, 1) where either has no trials.
     """
@@ -132,8 +141,8 @@ def difference_interval(
 
 
 def student_inside(t: float, degrees: int) -> float:
-    """P(|T| <= t) for Student's t of ``degrees`` (whole, >= 1) degrees of freedom: the finite series for whole degrees
-    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    """P(|T| <= t) for Student's t of ``degrees`` (whole, >= 1) degrees of freedom: the finite
+    series for whole degrees (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     if degrees < 1:
         raise ValueError(f"need degrees >= 1, got {degrees}")
     angle, odd = math.atan(abs(t) / math.sqrt(degrees)), degrees % 2
@@ -148,19 +157,26 @@ def student_inside(t: float, degrees: int) -> float:
 
 
 def student_quantile(degrees: int, confidence: float = 0.95) -> float:
-    """t with P(|T| <= t) = ``confidence`` for Student's t of ``degrees`` (whole, >= 1) degrees of freedom (`student_inside`,
-    inverted by halving the angle whose tangent is t / √degrees)."""
+    """t with P(|T| <= t) = ``confidence`` for Student's t of ``degrees`` (whole, >= 1) degrees of
+    freedom (`student_inside`, inverted by halving the angle whose tangent is t / √degrees)."""
     if degrees < 1 or not 0 < confidence < 1:
-        raise ValueError(f"need degrees >= 1 and a confidence between 0 and 1, got {degrees} and {confidence}")
+        raise ValueError(
+            f"need degrees >= 1 and a confidence between 0 and 1, got {degrees} and {confidence}"
+        )
     low, high, root = 0.0, math.pi / 2, math.sqrt(degrees)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_inside(root * math.tan(middle), degrees) < confidence else (low, middle)
+        low, high = (
+            (middle, high)
+            if student_inside(root * math.tan(middle), degrees) < confidence
+            else (low, middle)
+        )
     return root * math.tan((low + high) / 2)
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's t interval of the mean of independent values, such as a figure of several seeds; None for fewer than two."""
+    """Student's t interval of the mean of independent values, such as a figure of several seeds;
+    None for fewer than two."""
     n = len(values)
     if n < 2:
         return None
@@ -171,12 +187,15 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def paired_mean_test(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p-value of Student's paired t test that ``b`` and ``a`` have one mean, a pair for each seed, say.
+    """Two-sided p-value of Student's paired t test that ``b`` and ``a`` have one mean, a pair for
+    each seed, say.
 
-    1 where all differences are 0, and 0 where they are all the same otherwise. Raises ``ValueError`` for unlike lengths, or
-    fewer than two."""
+    1 where all differences are 0, and 0 where they are all the same otherwise. Raises
+    ``ValueError`` for unlike lengths, or fewer than two."""
     if len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"a paired test needs two values each and as many, got {len(a)} and {len(b)}")
+        raise ValueError(
+            f"a paired test needs two values each and as many, got {len(a)} and {len(b)}"
+        )
     differences = [y - x for x, y in zip(a, b, strict=True)]
     mean = math.fsum(differences) / len(a)
     spread = math.fsum((d - mean) ** 2 for d in differences) / (len(a) - 1)
@@ -185,7 +204,9 @@ def paired_mean_test(a: Sequence[float], b: Sequence[float]) -> float:
     return 1.0 - student_inside(mean / math.sqrt(spread / len(a)), len(a) - 1)
 
 
-def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95) -> PairedComparison:
+def compare_paired(
+    a: Sequence[bool], b: Sequence[bool], confidence: float = 0.95
+) -> PairedComparison:
     """Compare outcomes ``a[i]`` and ``b[i]`` of the same episode i.
 
     Raises ``ValueError`` where the two have different lengths.
@@ -199,6 +220,16 @@ def compare_paired(a: Sequence[bool], b: Sequence[bool], confidence: float = 0.9
     neither = n - both - only_a - only_b
     low, high = paired_difference_interval(both, only_b, only_a, neither, confidence)
     return PairedComparison(
-        n, both + only_a, both + only_b, both, only_a, only_b, neither, (only_b - only_a) / n if n else 0.0, low, high,
-        mcnemar_exact(only_a, only_b), confidence,
-    )  # fmt: skip
+        n,
+        both + only_a,
+        both + only_b,
+        both,
+        only_a,
+        only_b,
+        neither,
+        (only_b - only_a) / n if n else 0.0,
+        low,
+        high,
+        mcnemar_exact(only_a, only_b),
+        confidence,
+    )

@@ -1,4 +1,5 @@
-"""Videos of episodes: a grid of small camera images, scaled up, framed by outcome, as H.264 that browsers play."""
+"""Videos of episodes: a grid of small camera images, scaled up, framed by outcome, as H.264 that
+browsers play."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _BORDER, _GAP, _CAPTION, _FONT = 8, 8, 30, 20
 
 @dataclass(frozen=True)
 class Clip:
-    """One episode: ``frames`` uint8 [t H W 3] at ``hz`` frames a second, its outcome and what to write below it."""
+    """One episode: ``frames`` uint8 [t H W 3] at ``hz`` frames a second, its outcome and what to
+    write below it."""
 
     frames: np.ndarray
     hz: float
@@ -37,7 +39,8 @@ def have_video() -> bool:
 
 
 def upscale(image: np.ndarray, factor: int) -> np.ndarray:
-    """Enlarge uint8 [H W 3] by a whole factor: smoothly where Pillow is installed, else pixel by pixel."""
+    """Enlarge uint8 [H W 3] by a whole factor: smoothly where Pillow is installed, else pixel by
+    pixel."""
     if factor == 1:
         return image
     try:
@@ -66,7 +69,10 @@ def _caption(width: int, text: str) -> np.ndarray:
 def _font(module: Any) -> Any:
     try:
         return module.load_default(_FONT)
-    except (TypeError, OSError):  # an older Pillow, or one without FreeType, has one small font only
+    except (
+        TypeError,
+        OSError,
+    ):  # an older Pillow, or one without FreeType, has one small font only
         return module.load_default()
 
 
@@ -75,8 +81,9 @@ def grid(
 ) -> tuple[Iterator[np.ndarray], float]:
     """Frames uint8 [H W 3] (even sizes) of all clips side by side, and their rate in Hz.
 
-    All clips start together; one that is over stands still in a green (success) or red (failure) frame until the last
-    is over and ``hold_s`` seconds more. ``cell`` is the rough width (pixels) of one clip; the scale is a whole number.
+    All clips start together; one that is over stands still in a green (success) or red (failure)
+    frame until the last is over and ``hold_s`` seconds more. ``cell`` is the rough width (pixels)
+    of one clip; the scale is a whole number.
     """
     if not clips:
         raise ValueError("a video needs at least one clip")
@@ -101,9 +108,14 @@ def grid(
                 if state == shown[i]:
                     continue
                 shown[i] = state
-                top, left = (i // columns) * (tile_h + _GAP) + _GAP, (i % columns) * (tile_w + _GAP) + _GAP
+                top, left = (
+                    (i // columns) * (tile_h + _GAP) + _GAP,
+                    (i % columns) * (tile_w + _GAP) + _GAP,
+                )
                 tile = np.empty((tile_h, tile_w, 3), np.uint8)
-                tile[: tile_h - _CAPTION] = (SUCCESS if clip.success else FAILURE) if state[1] else RUNNING
+                tile[: tile_h - _CAPTION] = (
+                    (SUCCESS if clip.success else FAILURE) if state[1] else RUNNING
+                )
                 tile[_BORDER : tile_h - _CAPTION - _BORDER, _BORDER : tile_w - _BORDER] = upscale(
                     clip.frames[state[0]], factor
                 )
@@ -115,7 +127,8 @@ def grid(
 
 
 def write_mp4(path: str | Path, frames: Iterator[np.ndarray], hz: float, crf: int = 27) -> Path:
-    """Write uint8 RGB frames (even height and width) as H.264 with the index first, so that browsers start at once."""
+    """Write uint8 RGB frames (even height and width) as H.264 with the index first, so that
+    browsers start at once."""
     import av
 
     path = Path(path)
@@ -125,7 +138,9 @@ def write_mp4(path: str | Path, frames: Iterator[np.ndarray], hz: float, crf: in
         replacing_file(path) as part,
         av.open(str(part), "w", format="mp4", options={"movflags": "+faststart"}) as container,
     ):
-        stream = container.add_stream("libx264", rate=rate, options={"crf": str(crf), "preset": "medium"})
+        stream = container.add_stream(
+            "libx264", rate=rate, options={"crf": str(crf), "preset": "medium"}
+        )
         stream.pix_fmt = "yuv420p"
         for i, image in enumerate(frames):
             if i == 0:

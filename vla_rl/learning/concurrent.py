@@ -1,7 +1,8 @@
-"""The concurrent rhythm inside `OnlineRL`: episodes go to a learner that runs meanwhile, its newest weights come back.
+"""The concurrent rhythm inside `OnlineRL`: episodes go to a learner that runs meanwhile, its newest
+weights come back.
 
-Weights are swapped between episodes, never within one, so a trajectory's ``policy_version`` says which weights acted in
-all of it.
+Weights are swapped between episodes, never within one, so a trajectory's ``policy_version`` says
+which weights acted in all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class ConcurrentLearner:
     """A `Learner` whose learning is done elsewhere: `learn` hands episodes over and returns."""
 
     def __init__(self, process: LearnerProcess, config: Any, max_ahead: int = 0) -> None:
-        """``config``: the algorithm's; ``max_ahead`` updates may be owed before `learn` waits (0: any number)."""
+        """``config``: the algorithm's; ``max_ahead`` updates may be owed before `learn` waits
+        (0: any number)."""
         self.process, self.config, self._max_ahead = process, config, max_ahead
         self._before: dict[str, float] = {}  # figures of the last look
         self._looked = time.perf_counter()
@@ -37,7 +39,10 @@ class ConcurrentLearner:
         return {**offline, "time/start": self._looked - started}
 
     def learn(
-        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+        self,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[Tensor],
+        named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
         """Returns the learner's latest figures, which are about earlier episodes."""
         self.process.send(list(zip(trajectories, rewards, strict=True)))
@@ -47,7 +52,10 @@ class ConcurrentLearner:
         now = time.perf_counter()
         seconds, self._looked = max(now - self._looked, 1e-9), now
         steps = sum(t.num_control_steps for t in trajectories)
-        return self._figures() | {"actor/wait_share": waited / seconds, "actor/control_steps_per_second": steps / seconds}
+        return self._figures() | {
+            "actor/wait_share": waited / seconds,
+            "actor/control_steps_per_second": steps / seconds,
+        }
 
     def finish(self, progress: Progress) -> dict[str, float]:
         """Wait for the updates that are owed still."""
@@ -65,15 +73,23 @@ class ConcurrentLearner:
         found, before = self.process.figures(), self._before
         since = {name: found[name] - before.get(name, 0.0) for name in ("busy", "idle", "updates")}
         if min(since.values()) < 0:  # it was started again
-            since = {name: float(found[name]) for name in ("busy", "idle")} | {"updates": max(0.0, since["updates"])}
+            since = {name: float(found[name]) for name in ("busy", "idle")} | {
+                "updates": max(0.0, since["updates"])
+            }
         self._before = found
-        learner = {name: float(found[name]) for name in ("version", "owed", "staleness") if name in found}
-        return found.get("metrics", {}) | {f"learner/{name}": value for name, value in learner.items()} | {
-            "learner/wait_share": since["idle"] / max(since["busy"] + since["idle"], 1e-9),
-            "replay/episodes": float(found["episodes"]),
-            "replay/decisions": float(found["decisions"]),
-            "replay/updates": float(since["updates"]),
-        }  # fmt: skip
+        learner = {
+            name: float(found[name]) for name in ("version", "owed", "staleness") if name in found
+        }
+        return (
+            found.get("metrics", {})
+            | {f"learner/{name}": value for name, value in learner.items()}
+            | {
+                "learner/wait_share": since["idle"] / max(since["busy"] + since["idle"], 1e-9),
+                "replay/episodes": float(found["episodes"]),
+                "replay/decisions": float(found["decisions"]),
+                "replay/updates": float(since["updates"]),
+            }
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The learner keeps its own, in its folder, and goes on from there."""
@@ -86,8 +102,8 @@ class ConcurrentLearner:
 
 
 class SwappingCollector:
-    """A `Collector` that acts with the learner's newest weights: they are taken before every ``every`` episodes (0: before
-    those of each call), when no episode is under way."""
+    """A `Collector` that acts with the learner's newest weights: they are taken before every
+    ``every`` episodes (0: before those of each call), when no episode is under way."""
 
     def __init__(self, collector: Collector, learner: RemoteLearner, every: int = 0) -> None:
         self.policy = collector.policy
@@ -129,7 +145,11 @@ class SwappingCollector:
         for first in range(0, len(plan), every):
             self.swap()
             part = plan[first : first + every]
-            got = self._collector.collect(part, deterministic=deterministic, progress=count, on_trajectory=closed)
+            got = self._collector.collect(
+                part, deterministic=deterministic, progress=count, on_trajectory=closed
+            )
             rounds.append(got)
             done = [done[0] + len(part), done[1] + sum(t.success for t in got.trajectories)]
-        return RolloutResult([t for r in rounds for t in r.trajectories], pooled_stats([r.stats for r in rounds]))
+        return RolloutResult(
+            [t for r in rounds for t in r.trajectories], pooled_stats([r.stats for r in rounds])
+        )

@@ -9,7 +9,8 @@ from vla_rl.types import Trajectory
 
 
 def add_figures(metrics: dict[str, float], figures: Mapping[str, float]) -> None:
-    """Take the figures of a scoring into an iteration's: seconds add up, of others the last ones count."""
+    """Take the figures of a scoring into an iteration's: seconds add up, of others the last ones
+    count."""
     for name, value in figures.items():
         metrics[name] = value + (metrics.get(name, 0.0) if name.startswith("time/") else 0.0)
 
@@ -23,10 +24,14 @@ def mean_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, float]) -> dict[str, float]:
-    """Success, length and failures of this iteration's episodes, and the engine's figures (of all rounds).
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], stats: Mapping[str, float]
+) -> dict[str, float]:
+    """Success, length and failures of this iteration's episodes, and the engine's figures (of all
+    rounds).
 
-    ``rollout/failure/KIND`` are shares of all episodes; they are left out where the env does not tell how episodes fail.
+    ``rollout/failure/KIND`` are shares of all episodes; they are left out where the env does not
+    tell how episodes fail.
     """
     steps = [t.num_control_steps for t in trajectories]
     wins = [t.num_control_steps for t in trajectories if t.success]
@@ -37,5 +42,9 @@ def rollout_metrics(trajectories: Sequence[Trajectory], stats: Mapping[str, floa
     }
     failures = [t.failure for t in trajectories if not t.success]
     if any(failures) or not failures:
-        metrics |= {f"rollout/failure/{kind}": failures.count(kind) / len(trajectories) for kind in FAILURE_KINDS}
-    return metrics | {k if "/" in k else f"engine/{k}": float(v) for k, v in stats.items()}  # (a cluster names its own)
+        metrics |= {
+            f"rollout/failure/{kind}": failures.count(kind) / len(trajectories)
+            for kind in FAILURE_KINDS
+        }
+    # (a cluster names its own)
+    return metrics | {k if "/" in k else f"engine/{k}": float(v) for k, v in stats.items()}

@@ -1,7 +1,8 @@
-"""The actor's side of the concurrent rhythm: a learner in a process of its own, which may die and is started again.
+"""The actor's side of the concurrent rhythm: a learner in a process of its own, which may die and
+is started again.
 
-Nothing here knows a simulator: a robot's runner sends the episodes that it closed and takes the weights that are newest, as
-the rollout loop does (`vla_rl.learning.learners.RemoteLearner`).
+Nothing here knows a simulator: a robot's runner sends the episodes that it closed and takes the
+weights that are newest, as the rollout loop does (`vla_rl.learning.learners.RemoteLearner`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from torch import Tensor
 from vla_rl import errors
 from vla_rl.errors import UserError
 from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
-from vla_rl.learning.spool import BEAT, FAILURE, FIGURES, INBOX, JOB, NewestWeights, Spool, read_figures
+from vla_rl.learning.spool import (
+    BEAT,
+    FAILURE,
+    FIGURES,
+    INBOX,
+    JOB,
+    NewestWeights,
+    Spool,
+    read_figures,
+)
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.types import Trajectory
 
@@ -30,27 +40,36 @@ _STOP_SECONDS = 60.0  # for the update under way and the state
 
 
 class LearnerProcess:
-    """A `RemoteLearner`: ``python -m module folder`` (`vla_rl.assembly.learner_main`). ``job`` is what it is to do,
-    JSON-ready; ``updates_per_decision`` its pace.
+    """A `RemoteLearner`: ``python -m module folder`` (`vla_rl.assembly.learner_main`). ``job`` is
+    what it is to do, JSON-ready; ``updates_per_decision`` its pace.
 
-    Every method but `stop` looks after the process: one that died, or whose loop has not turned for ``hang_seconds`` (0: any
-    time), is started again, at most ``restarts`` times, and ``say`` is told. One more, or a `UserError` with which the
-    learner itself gave up, is raised. What comes before the first episode may take any time.
+    Every method but `stop` looks after the process: one that died, or whose loop has not turned for
+    ``hang_seconds`` (0: any time), is started again, at most ``restarts`` times, and ``say`` is
+    told. One more, or a `UserError` with which the learner itself gave up, is raised. What comes
+    before the first episode may take any time.
     """
 
     def __init__(
-        self, folder: Path, module: str, job: Mapping[str, Any], updates_per_decision: float, restarts: int,
-        say: Callable[[str], None] = print, hang_seconds: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        module: str,
+        job: Mapping[str, Any],
+        updates_per_decision: float,
+        restarts: int,
+        say: Callable[[str], None] = print,
+        hang_seconds: float = 0.0,
+    ) -> None:
         self.folder, self.job, self._pace, self._say = folder, job, updates_per_decision, say
         self._module = module
         self._spool = Spool(folder / INBOX)
         self._restarts, self._died = restarts, 0
         self._hang_seconds = hang_seconds
-        self._beat: tuple[int, float] = (0, 0.0)  # the newest, and since when (this process's clock)
+        # the newest, and since when (this process's clock)
+        self._beat: tuple[int, float] = (0, 0.0)
         self._process: subprocess.Popen[bytes] | None = None
         self.last = 0  # ticket
-        self._sent: dict[int, int] = {}  # decisions of each ticket that the learner may not have taken yet
+        # decisions of each ticket that the learner may not have taken yet
+        self._sent: dict[int, int] = {}
         self._newest = NewestWeights(folder)
         self._figures: dict[str, Any] = {}
 
@@ -59,8 +78,8 @@ class LearnerProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> dict[str, float]:
-        """Returns once the learner has done what comes before the first episode (in an earlier session perhaps), with the
-        metrics of that."""
+        """Returns once the learner has done what comes before the first episode (in an earlier
+        session perhaps), with the metrics of that."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (FIGURES, FAILURE):
             (self.folder / name).unlink(missing_ok=True)
@@ -70,31 +89,42 @@ class LearnerProcess:
         self.last = max([self._figures["taken"], *(entry.last for entry in self._spool.entries())])
         return self._figures.get("offline", {})
 
-    # ------------------------------------------------------------------------------------------------------ RemoteLearner
+    # -------------------------------------------------------------------------------- RemoteLearner
     def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
-        """Hand over closed episodes, each with its rewards (`RewardModel.score`); on the disk when it returns."""
+        """Hand over closed episodes, each with its rewards (`RewardModel.score`); on the disk
+        when it returns."""
         self._watch()
         if not episodes:
             return
-        entry = self._spool.put(self.last + 1, [(_slim(trajectory), rewards) for trajectory, rewards in episodes])
+        entry = self._spool.put(
+            self.last + 1, [(_slim(trajectory), rewards) for trajectory, rewards in episodes]
+        )
         self.last = entry.last
-        self._sent |= {entry.first + i: len(trajectory) for i, (trajectory, _) in enumerate(episodes)}
+        self._sent |= {
+            entry.first + i: len(trajectory) for i, (trajectory, _) in enumerate(episodes)
+        }
         self._tell(EPISODES)
 
     def newest(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest version and its weights; None where that is the one that was asked for last."""
+        """The newest version and its weights; None where that is the one that was asked for
+        last."""
         self._watch()
         weights = self._newest()
         return None if weights is None else (weights.version, weights.tensors)
 
     def figures(self) -> dict[str, Any]:
-        """What the learner said last (`LearnerServer`), and "owed" with what it has not taken yet; {} before it is ready."""
+        """What the learner said last (`LearnerServer`), and "owed" with what it has not taken
+        yet; {} before it is ready."""
         self._watch()
         self._figures = read_figures(self.folder / FIGURES) or self._figures
         if not self._figures:
             return {}
-        self._sent = {ticket: n for ticket, n in self._sent.items() if ticket > self._figures["taken"]}
-        return self._figures | {"owed": self._figures["owed"] + self._pace * sum(self._sent.values())}
+        self._sent = {
+            ticket: n for ticket, n in self._sent.items() if ticket > self._figures["taken"]
+        }
+        return self._figures | {
+            "owed": self._figures["owed"] + self._pace * sum(self._sent.values())
+        }
 
     @property
     def is_even(self) -> bool:
@@ -103,7 +133,8 @@ class LearnerProcess:
         return not self._sent and f["owed"] < 1.0 and f["published"] >= f["updates"]
 
     def checkpoint(self) -> None:
-        """Have the learner write its state soon. Without it nothing is lost but time: updates since are made again."""
+        """Have the learner write its state soon. Without it nothing is lost but time: updates
+        since are made again."""
         self._watch()
         self._tell(CHECKPOINT)
 
@@ -132,19 +163,25 @@ class LearnerProcess:
             time.sleep(_LOOK)
         return time.perf_counter() - started
 
-    # ------------------------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
     def _launch(self) -> None:
-        """Its own session, so that Ctrl-C reaches the actor alone; the end of stdin tells it that the actor is gone."""
+        """Its own session, so that Ctrl-C reaches the actor alone; the end of stdin tells it
+        that the actor is gone."""
         (self.folder / BEAT).unlink(missing_ok=True)
         paths = [path for path in sys.path if path]
         self._process = subprocess.Popen(
             [sys.executable, "-m", self._module, str(self.folder.resolve())],
-            stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
 
     def _tell(self, command: str) -> None:
-        assert self._process is not None and self._process.stdin is not None, "the learner was not started"
-        with contextlib.suppress(OSError, ValueError):  # it died, which the next look finds, or its stdin is closed
+        assert self._process is not None and self._process.stdin is not None, (
+            "the learner was not started"
+        )
+        # it died, which the next look finds, or its stdin is closed
+        with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(f"{command}\n".encode())
             self._process.stdin.flush()
 
@@ -160,16 +197,23 @@ class LearnerProcess:
             return
         failure = read_figures(self.folder / FAILURE)
         if failure:
-            kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, UserError)}
+            kinds = {
+                k.__name__: k
+                for k in vars(errors).values()
+                if isinstance(k, type) and issubclass(k, UserError)
+            }
             raise kinds.get(failure["error"], UserError)(failure["text"])
         how = f"ended by itself ({f'signal {-code}' if code < 0 else f'status {code}'})"
         if hangs:
-            how = f"hung: no update in {self._hang_seconds:g} s (rl.concurrent.hang_seconds), so it was killed"
+            how = (
+                f"hung: no update in {self._hang_seconds:g} s (rl.concurrent.hang_seconds), so it "
+                "was killed"
+            )
         if self._died >= self._restarts:
             raise UserError(
                 f"the learner's process {how}, for the {self._died + 1}. time "
-                f"(rl.concurrent.restarts={self._restarts}). What it said stands above. No episode is lost: the same "
-                f"command goes on from here"
+                f"(rl.concurrent.restarts={self._restarts}). What it said stands above. No episode "
+                "is lost: the same command goes on from here"
             )
         self._died += 1
         assert self._process.stdin is not None
@@ -177,7 +221,8 @@ class LearnerProcess:
             self._process.stdin.close()
         self._say(
             f"the learner's process {how} and is started again ({self._died} of at most "
-            f"{self._restarts} times); the actor goes on with the weights it has, and no episode is lost"
+            f"{self._restarts} times); the actor goes on with the weights it has, and no episode "
+            "is lost"
         )
         self._launch()
 

@@ -1,8 +1,10 @@
-"""The learner's side of the concurrent rhythm: takes closed episodes from a spool, learns, publishes weights.
+"""The learner's side of the concurrent rhythm: takes closed episodes from a spool, learns,
+publishes weights.
 
-It owns algorithm, optimisers and replay, and knows nothing of where episodes come from. Killed at any moment it goes on from
-its last state, from the replay, which has every episode that was taken, and from the spool, which has the others: an
-episode leaves the spool once the replay has it under its ticket, so none is lost and none is there twice.
+It owns algorithm, optimisers and replay, and knows nothing of where episodes come from. Killed at
+any moment it goes on from its last state, from the replay, which has every episode that was taken,
+and from the spool, which has the others: an episode leaves the spool once the replay has it under
+its ticket, so none is lost and none is there twice.
 """
 
 from __future__ import annotations
@@ -37,13 +39,23 @@ _NAP = 1.0  # seconds after which it looks into the spool untold
 
 
 class LearnerServer:
-    """Serves ``folder`` (`vla_rl.learning.spool`) until it is told to stop. ``commands`` are words from the actor."""
+    """Serves ``folder`` (`vla_rl.learning.spool`) until it is told to stop. ``commands`` are
+    words from the actor."""
 
     def __init__(
-        self, folder: Path, policy: Any, learner: ReplayLearner, publish_every: int, commands: queue.Queue[str]
+        self,
+        folder: Path,
+        policy: Any,
+        learner: ReplayLearner,
+        publish_every: int,
+        commands: queue.Queue[str],
     ) -> None:
         self.folder, self.policy, self.learner = folder, policy, learner
-        self._publish_every, self._commands, self._spool = publish_every, commands, Spool(folder / INBOX)
+        self._publish_every, self._commands, self._spool = (
+            publish_every,
+            commands,
+            Spool(folder / INBOX),
+        )
         self._updates = 0  # since the first episode
         self._published = 0  # of those, in the newest version
         self._version = 0
@@ -73,7 +85,8 @@ class LearnerServer:
         self.save()
 
     def settle(self) -> int:
-        """In the actor's own process, by turns: take what was sent and learn all that is owed. Returns the version."""
+        """In the actor's own process, by turns: take what was sent and learn all that is owed.
+        Returns the version."""
         while self._take() or self._step():
             pass
         self._publish()
@@ -90,19 +103,22 @@ class LearnerServer:
         else:
             newest = None
             self._figures["offline"] = self.learner.prepare(Progress())
-            self.save()  # before the first episode leaves the spool: the replay is kept from here on
+            # before the first episode leaves the spool: the replay is kept from here on
+            self.save()
         if newest is None:
             self._publish(first=True)
         else:  # a version is never used twice, and weights of fewer updates are not published again
             self._version, self._published = newest.version, newest.updates
         self._tell()
 
-    # --------------------------------------------------------------------------------------------------------- one turn
+    # ------------------------------------------------------------------------------------- one turn
     def _take(self) -> bool:
         """Take what waits in the spool; whether there was anything."""
         ages: list[int] = []
         for entry in (entries := self._spool.entries()):
-            for ticket, trajectory, rewards in self._spool.read(entry, self.learner.replay.last_ticket):
+            for ticket, trajectory, rewards in self._spool.read(
+                entry, self.learner.replay.last_ticket
+            ):
                 self.learner.take(trajectory, rewards, ticket)
                 self._beat()
                 ages.append(self._version - trajectory.policy_version)
@@ -131,12 +147,15 @@ class LearnerServer:
         if command == CHECKPOINT:
             self.save()
 
-    # ---------------------------------------------------------------------------------------------------------- telling
+    # -------------------------------------------------------------------------------------- telling
     def _publish(self, first: bool = False) -> None:
-        """The present weights as a new version, unless one of as many updates is there; and how far learning is."""
+        """The present weights as a new version, unless one of as many updates is there; and how
+        far learning is."""
         if first or self._updates > self._published:
             self._version, self._published = self._version + 1, self._updates
-            publish_weights(self.folder, Weights(self._version, self._updates, learned_weights(self.policy)))
+            publish_weights(
+                self.folder, Weights(self._version, self._updates, learned_weights(self.policy))
+            )
         elif self._figures["updates"] == self._updates:
             return
         self._tell()
@@ -146,9 +165,15 @@ class LearnerServer:
         if self._rows:
             self._figures["metrics"], self._rows = mean_figures(self._rows), []
         self._figures |= {
-            "version": self._version, "updates": self._updates, "published": self._published, "owed": self.learner.owed,
-            "taken": replay.last_ticket, "episodes": replay.episodes, "decisions": len(replay), **self._seconds,
-        }  # fmt: skip
+            "version": self._version,
+            "updates": self._updates,
+            "published": self._published,
+            "owed": self.learner.owed,
+            "taken": replay.last_ticket,
+            "episodes": replay.episodes,
+            "decisions": len(replay),
+            **self._seconds,
+        }
         write_json(self.folder / FIGURES, self._figures)
 
     def _beat(self) -> None:
@@ -160,4 +185,7 @@ class LearnerServer:
     def save(self) -> None:
         """The state from which another process goes on."""
         weights = {name: x.detach() for name, x in learned_weights(self.policy).items()}
-        save_learner(self.folder, {"learner": self.learner.state_dict(), "updates": self._updates, "weights": weights})
+        save_learner(
+            self.folder,
+            {"learner": self.learner.state_dict(), "updates": self._updates, "weights": weights},
+        )

@@ -1,4 +1,5 @@
-"""How scored episodes reach an algorithm: as one batch that is then forgotten, or through a replay."""
+"""How scored episodes reach an algorithm: as one batch that is then forgotten, or through a
+replay."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from vla_rl.learning.figures import mean_figures
 from vla_rl.monitoring.progress import Progress
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 
-Given = tuple[str, Trajectory]  # a replay's source, and an episode with its rewards, that is there before the first
+# a replay's source, and an episode with its rewards, that is there before the first
+Given = tuple[str, Trajectory]
 
 
 class Learner(Protocol):
@@ -33,10 +35,13 @@ class Learner(Protocol):
         ...
 
     def learn(
-        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+        self,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[Tensor],
+        named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
-        """``rewards``: [t] or [t h] per trajectory (`RewardModel`); ``named``: the same flat [n …], or {name: [n …]} of
-        several. Returns metrics."""
+        """``rewards``: [t] or [t h] per trajectory (`RewardModel`); ``named``: the same flat [n …],
+        or {name: [n …]} of several. Returns metrics."""
         ...
 
     def prepare(self, progress: Progress) -> dict[str, float]:
@@ -53,21 +58,26 @@ class Learner(Protocol):
 
 
 class RemoteLearner(Protocol):
-    """A learner that runs while episodes are collected, as the collecting side sees it: a rollout loop, a robot's runner.
+    """A learner that runs while episodes are collected, as the collecting side sees it: a rollout
+    loop, a robot's runner.
 
-    It may die and start again in between; no episode is lost by that, and none of these waits for it.
+    It may die and start again in between; no episode is lost by that, and none of these waits for
+    it.
     """
 
     def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
-        """Hand over closed episodes, each with its rewards (`RewardModel.score`); they are safe when it returns."""
+        """Hand over closed episodes, each with its rewards (`RewardModel.score`); they are safe
+        when it returns."""
         ...
 
     def newest(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The newest version and the weights that training changes; None where they are those of the last call."""
+        """The newest version and the weights that training changes; None where they are those of
+        the last call."""
         ...
 
     def figures(self) -> dict[str, Any]:
-        """What it said last of itself: version, updates, owed (updates), staleness (versions) and more."""
+        """What it said last of itself: version, updates, owed (updates), staleness (versions)
+        and more."""
         ...
 
     def checkpoint(self) -> None:
@@ -90,9 +100,16 @@ class BatchLearner:
         return config_of(self.algorithm)
 
     def learn(
-        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+        self,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[Tensor],
+        named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
-        return self.algorithm.update(RolloutBatch.from_trajectories(trajectories), named) if trajectories else {}
+        return (
+            self.algorithm.update(RolloutBatch.from_trajectories(trajectories), named)
+            if trajectories
+            else {}
+        )
 
     def prepare(self, progress: Progress) -> dict[str, float]:
         return {}
@@ -108,16 +125,22 @@ class BatchLearner:
 
 
 class ReplayLearner:
-    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and before the first of them what
-    ``given`` yields, each with its source.
+    """For a `Replayed` algorithm: episodes are kept in ``folder`` (None: in memory), and before the
+    first of them what ``given`` yields, each with its source.
 
-    Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions`` of them on.
+    Each new decision earns ``config.updates_per_decision`` updates, from ``config.start_decisions``
+    of them on.
     """
 
     def __init__(
-        self, algorithm: Replayed, folder: Path | None, seed: int, given: Callable[[], Iterable[Given]] = tuple,
-        embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        algorithm: Replayed,
+        folder: Path | None,
+        seed: int,
+        given: Callable[[], Iterable[Given]] = tuple,
+        embodiment: EmbodimentSpec | None = None,
+        ram_bytes: int = RAM_BYTES,
+    ) -> None:
         self.algorithm, self._folder, self._given = algorithm, folder, given
         self._options: dict[str, Any] = {"embodiment": embodiment, "ram_bytes": ram_bytes}
         self._generator = torch.Generator().manual_seed(seed)
@@ -142,24 +165,33 @@ class ReplayLearner:
         return self._replay
 
     def learn(
-        self, trajectories: Sequence[Trajectory], rewards: Sequence[Tensor], named: Tensor | Mapping[str, Tensor]
+        self,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[Tensor],
+        named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
         replay = self.replay
         for trajectory, reward in zip(trajectories, rewards, strict=True):
             self.add(trajectory, reward, ONLINE)
-        figures = {"replay/episodes": float(replay.episodes), "replay/decisions": float(len(replay)), "replay/updates": 0.0}
+        figures = {
+            "replay/episodes": float(replay.episodes),
+            "replay/decisions": float(len(replay)),
+            "replay/updates": 0.0,
+        }
         self._earn(replay.count(ONLINE), sum(len(t) for t in trajectories))
         updates = int(self._owed)
         self._owed -= updates
         return figures | self._update(updates) | {"replay/updates": float(updates)}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
-        """``config.offline_updates`` on what was given. Raises `ConfigError` where that is nothing."""
+        """``config.offline_updates`` on what was given. Raises `ConfigError` where that is
+        nothing."""
         updates = self.algorithm.config.offline_updates
         if updates and not len(self.replay):
             raise ConfigError(
-                f"algorithm.offline_updates={updates} learns from what is there before the first episode, and this run has "
-                f"no demonstrations: give dataset=FOLDER, put collect among the phases, or set it to 0"
+                f"algorithm.offline_updates={updates} learns from what is there before the first "
+                "episode, and this run has no demonstrations: give dataset=FOLDER, put collect "
+                "among the phases, or set it to 0"
             )
         if not updates:
             return {}
@@ -184,7 +216,9 @@ class ReplayLearner:
         if count >= self.config.start_decisions:
             self._owed += self.config.updates_per_decision * decisions
 
-    def _update(self, updates: int, done: Callable[[int], None] = lambda _: None) -> dict[str, float]:
+    def _update(
+        self, updates: int, done: Callable[[int], None] = lambda _: None
+    ) -> dict[str, float]:
         """So many updates; the mean of their metrics."""
         rows = []
         draw = functools.partial(self.replay.draw, generator=self._generator)
@@ -193,11 +227,16 @@ class ReplayLearner:
             done(i + 1)
         return mean_figures(rows)
 
-    def add(self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None) -> None:
-        """Keep an episode with what the algorithm wants of it; ``rewards`` [t] of decisions or [t h] of control steps, which
-        the algorithm's discount (``config.gamma``, per control step as `Replay` counts) sums inside each chunk."""
+    def add(
+        self, trajectory: Trajectory, rewards: Tensor, source: str, ticket: int | None = None
+    ) -> None:
+        """Keep an episode with what the algorithm wants of it; ``rewards`` [t] of decisions or [t
+        h] of control steps, which the algorithm's discount (``config.gamma``, per control step as
+        `Replay` counts) sums inside each chunk."""
         gamma = asked(self.config, AlgorithmOptions).gamma
-        rewards = decision_rewards(rewards.float(), trajectory.valid, 1.0 if gamma is None else gamma)
+        rewards = decision_rewards(
+            rewards.float(), trajectory.valid, 1.0 if gamma is None else gamma
+        )
         # A robot shows no privileged state, and what acting left behind is on-policy's.
         slim = replace(trajectory.without_privileged(), replay={}, value=None)
         self.replay.add(slim, rewards, source, self.algorithm.annotate(trajectory, rewards), ticket)
@@ -215,14 +254,14 @@ class ReplayLearner:
         self._load(state, episodes=int(state["episodes"]))
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict` for a learner that was killed later on: episodes that were added since stay, and have
-        earned their updates."""
+        """Inverse of `state_dict` for a learner that was killed later on: episodes that were added
+        since stay, and have earned their updates."""
         self._load(state, episodes=None)
         known = int(state["episodes"])
         if self.replay.episodes < known:
             raise UserError(
-                f"replay: {self._folder} holds {self.replay.episodes} episodes and the learner's state needs {known}: start "
-                f"over with --fresh, or restore the folder"
+                f"replay: {self._folder} holds {self.replay.episodes} episodes and the learner's "
+                f"state needs {known}: start over with --fresh, or restore the folder"
             )
         later = self.replay.lengths(known)
         count = self.replay.count(ONLINE) - sum(later)
@@ -238,18 +277,24 @@ class ReplayLearner:
 
 
 def learner_for(
-    algorithm: Any, folder: Path, seed: int, given: Callable[[], Iterable[Given]] = tuple,
-    embodiment: EmbodimentSpec | None = None, ram_bytes: int = RAM_BYTES,
-) -> Learner:  # fmt: skip
-    """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither `OnPolicy` nor `Replayed`.
+    algorithm: Any,
+    folder: Path,
+    seed: int,
+    given: Callable[[], Iterable[Given]] = tuple,
+    embodiment: EmbodimentSpec | None = None,
+    ram_bytes: int = RAM_BYTES,
+) -> Learner:
+    """The way in which ``algorithm`` learns. Raises `ConfigError` for one that is neither
+    `OnPolicy` nor `Replayed`.
 
-    ``embodiment``: the robot, which a replay then insists on; ``ram_bytes``: what a replay keeps in RAM.
+    ``embodiment``: the robot, which a replay then insists on; ``ram_bytes``: what a replay keeps in
+    RAM.
     """
     if isinstance(algorithm, Replayed):
         return ReplayLearner(algorithm, folder, seed, given, embodiment, ram_bytes)
     if isinstance(algorithm, OnPolicy):
         return BatchLearner(algorithm)
     raise ConfigError(
-        f"{type(algorithm).__name__} is no algorithm: it needs update, state_dict and load_state_dict (OnPolicy), and "
-        "annotate to learn from a replay (Replayed)"
+        f"{type(algorithm).__name__} is no algorithm: it needs update, state_dict and "
+        "load_state_dict (OnPolicy), and annotate to learn from a replay (Replayed)"
     )

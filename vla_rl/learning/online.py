@@ -1,7 +1,9 @@
-"""Online RL: gather, learn, save, ``config.iterations`` times; the same loop for every algorithm and collector.
+"""Online RL: gather, learn, save, ``config.iterations`` times; the same loop for every algorithm
+and collector.
 
-It resumes: its state (algorithm, counters, random generators, curriculum, waiting groups, learned reward, guard) is part of
-the checkpoint, and training N iterations equals training k, resuming, and training N − k.
+It resumes: its state (algorithm, counters, random generators, curriculum, waiting groups, learned
+reward, guard) is part of the checkpoint, and training N iterations equals training k, resuming, and
+training N − k.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.asked import AlgorithmOptions, asked
-from vla_rl.checkpoint import Checkpointable, keep_numbered, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.checkpoint import (
+    Checkpointable,
+    keep_numbered,
+    load_training_state,
+    load_weights,
+    restoring,
+    save_checkpoint,
+)
 from vla_rl.config.run import RLConfig
 from vla_rl.interfaces import Collector
 from vla_rl.learning.counters import Counters
@@ -38,7 +47,8 @@ from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 
 @dataclass
 class _Gathered:
-    """An iteration's episodes: all that were rolled out, those that are learned from, and their rewards."""
+    """An iteration's episodes: all that were rolled out, those that are learned from, and their
+    rewards."""
 
     rolled_out: list[Trajectory] = field(default_factory=list)
     chosen: list[Trajectory] = field(default_factory=list)
@@ -49,8 +59,9 @@ class _Gathered:
 
 @dataclass
 class OnlineRL:
-    """What online RL is made of. What the ``guard`` finds goes to ``on_finding``, which returns how many (episodes, control
-    steps) it spent on that; ``evaluate(iteration)`` returns metrics of held-out episodes."""
+    """What online RL is made of. What the ``guard`` finds goes to ``on_finding``, which returns how
+    many (episodes, control steps) it spent on that; ``evaluate(iteration)`` returns metrics of
+    held-out episodes."""
 
     config: RLConfig
     collector: Collector
@@ -67,9 +78,14 @@ class OnlineRL:
     def __post_init__(self) -> None:
         c = self.config
         self.counters = Counters()
-        self._buffer = GroupBuffer(c.success_low, c.success_high, c.max_staleness) if c.dynamic_sampling else None
+        self._buffer = (
+            GroupBuffer(c.success_low, c.success_high, c.max_staleness)
+            if c.dynamic_sampling
+            else None
+        )
         self._plans = Plans(self.collector, self._propose, c.iterations)
-        self._scored: dict[str, Tensor] = {}  # rollout id → rewards, where groups are chosen by them
+        # rollout id → rewards, where groups are chosen by them
+        self._scored: dict[str, Tensor] = {}
 
     def run(self, folder: Path, logger: MetricsLogger, progress: Progress) -> Counters:
         """Train; checkpoints go to ``folder``, which is resumed from where it holds a state."""
@@ -86,23 +102,38 @@ class OnlineRL:
             if not total:  # what was recorded is all that it learns from
                 self.collector.publish(0)
                 self._save(folder)
-        with progress.task("RL", total, start=counters.iteration) as bar, RewardScorer(self.reward) as scorer:
+        with (
+            progress.task("RL", total, start=counters.iteration) as bar,
+            RewardScorer(self.reward) as scorer,
+        ):
             while counters.iteration < total:
                 metrics = self._evaluated()
                 got = self._gather(scorer, bar.inner, metrics)
                 metrics |= self._learn(got)
                 counters.seconds = time.perf_counter() - started
-                now = time.perf_counter()  # writing this iteration's line and checkpoint belongs to the next one
+                # writing this iteration's line and checkpoint belongs to the next one
+                now = time.perf_counter()
                 begun, metrics["time/iteration"] = now, now - begun
                 count = len(got.rolled_out)
-                found, figures = (None, {}) if self.guard is None else self.guard.look(counters.iteration, count, metrics)
+                found, figures = (
+                    (None, {})
+                    if self.guard is None
+                    else self.guard.look(counters.iteration, count, metrics)
+                )
                 logger.log("rl", counters.iteration, metrics | figures)
                 bar.update(counters.iteration, success=metrics["rollout/success"])
                 if found is not None and self.on_finding is not None:
                     episodes, steps = self.on_finding(found)
-                    counters.episodes, counters.control_steps = counters.episodes + episodes, counters.control_steps + steps
+                    counters.episodes, counters.control_steps = (
+                        counters.episodes + episodes,
+                        counters.control_steps + steps,
+                    )
                     self._scored.clear()  # the reward may be another now
-                if found or counters.iteration % config.checkpoint_every == 0 or counters.iteration == total:
+                if (
+                    found
+                    or counters.iteration % config.checkpoint_every == 0
+                    or counters.iteration == total
+                ):
                     self._save(folder)
                 if found is not None and self.guard is not None:
                     self.guard.enforce(folder)
@@ -113,17 +144,30 @@ class OnlineRL:
             self._save(folder)
         return counters
 
-    # ---------------------------------------------------------------------------------------------------- one iteration
+    # -------------------------------------------------------------------------------- one iteration
     def _evaluated(self) -> dict[str, float]:
         started, metrics = time.perf_counter(), {}
-        if self.evaluate is not None and (every := self.config.eval_every) and self.counters.iteration % every == 0:
+        if (
+            self.evaluate is not None
+            and (every := self.config.eval_every)
+            and self.counters.iteration % every == 0
+        ):
             metrics = self.evaluate(self.counters.iteration)
         return metrics | {"time/evaluate": time.perf_counter() - started}
 
-    def _gather(self, scorer: RewardScorer, inner: Callable[[int, int, int], None], metrics: dict[str, float]) -> _Gathered:
-        """Roll out what the curriculum proposes, in rounds while groups are chosen and too few are left, and score it."""
+    def _gather(
+        self,
+        scorer: RewardScorer,
+        inner: Callable[[int, int, int], None],
+        metrics: dict[str, float],
+    ) -> _Gathered:
+        """Roll out what the curriculum proposes, in rounds while groups are chosen and too few
+        are left, and score it."""
         config, buffer, got = self.config, self._buffer, _Gathered(metrics=metrics)
-        iteration, groups = self.counters.iteration, config.episodes_per_iteration // config.group_size
+        iteration, groups = (
+            self.counters.iteration,
+            config.episodes_per_iteration // config.group_size,
+        )
         self.collector.publish(iteration)
         stats: list[dict[str, float]] = []
         for sampling_round in range(config.max_sampling_rounds if buffer is not None else 1):
@@ -134,7 +178,9 @@ class OnlineRL:
             record_outcomes(self.curriculum, whole(result.trajectories))
             self.restarts.keep(result.trajectories)
             if buffer is not None:
-                buffer.add(result.trajectories, self._group_scores(result.trajectories, scorer, metrics))
+                buffer.add(
+                    result.trajectories, self._group_scores(result.trajectories, scorer, metrics)
+                )
                 if len(buffer) >= groups:
                     break
         got.chosen = got.rolled_out if buffer is None else buffer.take(groups, iteration)
@@ -145,19 +191,29 @@ class OnlineRL:
             names = asked(self.learner.config, AlgorithmOptions).reward_names
             got.rewards, got.named, figures = scorer.score(got.chosen, names)
             add_figures(metrics, figures)
-        metrics |= rollout_metrics(whole(got.rolled_out), pooled_stats(stats)) | restart_metrics(got.rolled_out)
-        metrics |= {"rollout/reward": sum(float(r.sum()) for r in got.rewards) / max(1, len(got.rewards))}
-        metrics |= {"rollout/learned_share": len(got.chosen) / len(got.rolled_out), "rollout/rounds": len(stats)}
+        metrics |= rollout_metrics(whole(got.rolled_out), pooled_stats(stats)) | restart_metrics(
+            got.rolled_out
+        )
+        metrics |= {
+            "rollout/reward": sum(float(r.sum()) for r in got.rewards) / max(1, len(got.rewards))
+        }
+        metrics |= {
+            "rollout/learned_share": len(got.chosen) / len(got.rolled_out),
+            "rollout/rounds": len(stats),
+        }
         return got
 
     def _propose(self, iteration: int, sampling_round: int) -> list[EpisodeSpec]:
-        plan = propose_episodes(self.config, self.curriculum, self.tasks, iteration, sampling_round, self.seed)
+        plan = propose_episodes(
+            self.config, self.curriculum, self.tasks, iteration, sampling_round, self.seed
+        )
         return self.restarts.of(plan)
 
     def _group_scores(
         self, trajectories: Sequence[Trajectory], scorer: RewardScorer, metrics: dict[str, float]
     ) -> dict[str, float] | None:
-        """What groups are chosen by: None for success; else rewards, which are kept for learning."""
+        """What groups are chosen by: None for success; else rewards, which are kept for
+        learning."""
         if self.config.dynamic_sampling_by != "reward":
             return None
         rewards, _, figures = scorer.score(trajectories)
@@ -173,20 +229,31 @@ class OnlineRL:
         self.curriculum.tick()
         counters.iteration += 1
         counters.episodes += len(got.rolled_out)
-        counters.control_steps += sum(t.num_control_steps + len(t.episode.lead) for t in got.rolled_out)
+        counters.control_steps += sum(
+            t.num_control_steps + len(t.episode.lead) for t in got.rolled_out
+        )
         return metrics | {"episodes": counters.episodes, "control_steps": counters.control_steps}
 
-    # ------------------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
     def _parts(self) -> dict[str, Any]:
-        """What changes of the loop besides the policy and the counters; None for what this run has not."""
+        """What changes of the loop besides the policy and the counters; None for what this run
+        has not."""
         reward = self.reward if isinstance(self.reward, StatefulReward) else None
         return {
-            "algorithm": self.learner, "curriculum": self.curriculum, "buffer": self._buffer, "reward": reward,
-            "guard": self.guard, "ahead": self._plans, "restarts": self.restarts,
-        }  # fmt: skip
+            "algorithm": self.learner,
+            "curriculum": self.curriculum,
+            "buffer": self._buffer,
+            "reward": reward,
+            "guard": self.guard,
+            "ahead": self._plans,
+            "restarts": self.restarts,
+        }
 
     def _save(self, folder: Path) -> None:
-        state = {name: None if part is None else part.state_dict() for name, part in self._parts().items()}
+        state = {
+            name: None if part is None else part.state_dict()
+            for name, part in self._parts().items()
+        }
         state["counters"] = dict(vars(self.counters))
         save_checkpoint(folder, cast(Checkpointable, self.collector.policy), state)
         if self.config.keep_checkpoints:

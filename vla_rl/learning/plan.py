@@ -16,17 +16,27 @@ UNLIMITED_INIT_STATES = 1_000_000
 
 
 def propose_episodes(
-    config: RLConfig, curriculum: Curriculum, tasks: Sequence[TaskSpec], iteration: int, sampling_round: int, seed: int
+    config: RLConfig,
+    curriculum: Curriculum,
+    tasks: Sequence[TaskSpec],
+    iteration: int,
+    sampling_round: int,
+    seed: int,
 ) -> list[EpisodeSpec]:
-    """One round of episodes: ``group_size`` rollouts of each (task, initial state) the curriculum picks."""
-    generator = torch.Generator().manual_seed(stable_seed("episodes", seed, iteration, sampling_round))
+    """One round of episodes: ``group_size`` rollouts of each (task, initial state) the
+    curriculum picks."""
+    generator = torch.Generator().manual_seed(
+        stable_seed("episodes", seed, iteration, sampling_round)
+    )
     by_id = {task.task_id: task for task in tasks}
     episodes = []
     items = curriculum.propose(config.episodes_per_iteration // config.group_size, generator)
     for group, (task_id, init_state_id) in enumerate(items):
         if init_state_id == UNLIMITED:
             init_state_id = int(torch.randint(UNLIMITED_INIT_STATES, (1,), generator=generator))
-        instruction = int(torch.randint(len(by_id[task_id].instructions), (1,), generator=generator))
+        instruction = int(
+            torch.randint(len(by_id[task_id].instructions), (1,), generator=generator)
+        )
         for member in range(config.group_size):
             episodes.append(
                 EpisodeSpec(
@@ -34,7 +44,8 @@ def propose_episodes(
                     init_state_id=init_state_id,
                     split="train",
                     seed=stable_seed("rollout", seed, iteration, sampling_round, group, member),
-                    group_id=iteration * len(items) + group,  # batches may hold episodes of several iterations
+                    # batches may hold episodes of several iterations
+                    group_id=iteration * len(items) + group,
                     instruction_index=instruction,
                     rollout_id=f"{seed}-{iteration}-{sampling_round}-{group}-{member}",
                 )

@@ -1,9 +1,11 @@
-"""Episodes that begin in the middle: in a state along a demonstration, or along an episode of the policy's own.
+"""Episodes that begin in the middle: in a state along a demonstration, or along an episode of the
+policy's own.
 
-From a start that fails early nothing is learned about what comes later; from states on the way success is near (reverse
-curriculum, Florensa et al. 2017, arXiv 1707.05300; states along a demonstration: Salimans & Chen 2018, arXiv 1812.03381).
-Those papers set the simulator's state. Here what was sent until then is sent again (`EpisodeSpec.lead`), which any simulator
-can do whose episodes depend on the initial state and the actions alone.
+From a start that fails early nothing is learned about what comes later; from states on the way
+success is near (reverse curriculum, Florensa et al. 2017, arXiv 1707.05300; states along a
+demonstration: Salimans & Chen 2018, arXiv 1812.03381). Those papers set the simulator's state. Here
+what was sent until then is sent again (`EpisodeSpec.lead`), which any simulator can do whose
+episodes depend on the initial state and the actions alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _FAILED_SHARE = 0.5  # of a failure: what comes later is hardly to be mended
 
 
 class Restarts:
-    """The newest ``config.episodes`` paths of each source and task; where on them an episode begins is drawn uniformly.
+    """The newest ``config.episodes`` paths of each source and task; where on them an episode begins
+    is drawn uniformly.
 
     Paths are of whole episodes: what a simulator with noise made of a lead is not known exactly.
     """
@@ -41,25 +44,34 @@ class Restarts:
         """Raises `ConfigError` where demonstrations are asked for and do not say what was sent."""
         self.config = config = config or RestartsConfig()
         self._latest = {task.task_id: int(config.latest * task.horizon) for task in tasks}
-        self._kept: dict[tuple[str, str], deque[Led]] = defaultdict(lambda: deque(maxlen=config.episodes))
+        self._kept: dict[tuple[str, str], deque[Led]] = defaultdict(
+            lambda: deque(maxlen=config.episodes)
+        )
         if DEMONSTRATIONS in config.used:
             self._show(demonstrations)
 
     def _show(self, demonstrations: DemonstrationDataset | None) -> None:
         if demonstrations is None or demonstrations.sent is None:
             raise ConfigError(
-                f"rl.restarts.sources has {DEMONSTRATIONS}, and the run's dataset does not hold what was sent to the robot "
-                f"(column 'sent'; scripted experts write it, an env's own collect_episode has to return it): use "
-                f"[{SUCCESSES}, {FAILURES}], or other demonstrations"
+                f"rl.restarts.sources has {DEMONSTRATIONS}, and the run's dataset does not hold "
+                "what was sent to the robot (column 'sent'; scripted experts write it, an env's "
+                f"own collect_episode has to return it): use [{SUCCESSES}, {FAILURES}], or other "
+                "demonstrations"
             )
         for e in demonstrations.episodes:
             if e.task_id is not None and e.init_state_id is not None and e.success is not False:
-                self._add(DEMONSTRATIONS, e.task_id, e.init_state_id, demonstrations.sent[e.start : e.start + e.length])
+                self._add(
+                    DEMONSTRATIONS,
+                    e.task_id,
+                    e.init_state_id,
+                    demonstrations.sent[e.start : e.start + e.length],
+                )
         if not self._kept:
             raise ConfigError(
-                f"rl.restarts.sources has {DEMONSTRATIONS}, and none of the dataset's has a task of this run "
-                f"({', '.join(self._latest)}) and a state to begin in within rl.restarts.latest={self.config.latest:g} of "
-                f"its time limit: use others, or [{SUCCESSES}, {FAILURES}]"
+                f"rl.restarts.sources has {DEMONSTRATIONS}, and none of the dataset's has a task "
+                f"of this run ({', '.join(self._latest)}) and a state to begin in within "
+                f"rl.restarts.latest={self.config.latest:g} of its time limit: use others, or "
+                f"[{SUCCESSES}, {FAILURES}]"
             )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
@@ -70,8 +82,8 @@ class Restarts:
                 self._add(source, t.episode.task_id, t.episode.init_state_id, t.actions[t.valid])
 
     def of(self, plan: Sequence[EpisodeSpec]) -> list[EpisodeSpec]:
-        """``plan`` with a share of its groups, drawn at random, begun in the middle, and at least one left whole; the same
-        for the same plan and the same kept paths."""
+        """``plan`` with a share of its groups, drawn at random, begun in the middle, and at least
+        one left whole; the same for the same plan and the same kept paths."""
         if not self.config.used:
             return list(plan)
         groups = list(dict.fromkeys(spec.group_id for spec in plan))
@@ -81,10 +93,13 @@ class Restarts:
         first = {spec.group_id: spec for spec in reversed(plan)}
         led = {groups[i]: self.draw(first[groups[i]].task_id, generator) for i in chosen}
         return [
-            spec if (found := led.get(spec.group_id)) is None
-            else dataclasses.replace(spec, init_state_id=found[0], lead=tuple(map(tuple, found[1].tolist())))
+            spec
+            if (found := led.get(spec.group_id)) is None
+            else dataclasses.replace(
+                spec, init_state_id=found[0], lead=tuple(map(tuple, found[1].tolist()))
+            )
             for spec in plan
-        ]  # fmt: skip
+        ]
 
     def draw(self, task_id: str, generator: torch.Generator) -> Led | None:
         """An initial state and what to send from there; None while nothing is known of the task."""
@@ -104,13 +119,18 @@ class Restarts:
         if (length := min(length, self._latest.get(task_id, 0))) > 0:
             self._kept[source, task_id].append((init_state_id, sent[:length].clone().float()))
 
-    # ---------------------------------------------------------------------------------------------------------- resume
+    # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """What is kept of the policy's own episodes. Needs no pickle."""
         own = {key: paths for key, paths in self._kept.items() if key[0] != DEMONSTRATIONS}
         return {
             "paths": [
-                {"source": source, "task": task, "states": [s for s, _ in paths], "sent": [sent for _, sent in paths]}
+                {
+                    "source": source,
+                    "task": task,
+                    "states": [s for s, _ in paths],
+                    "sent": [sent for _, sent in paths],
+                }
                 for (source, task), paths in own.items()
             ]
         }
@@ -131,4 +151,6 @@ def whole(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
 def restart_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How many began in the middle, and which share of them succeeded; empty where none did."""
     led = [t.success for t in trajectories if t.episode.lead]
-    return {"rollout/led": float(len(led)), "rollout/led_success": sum(led) / len(led)} if led else {}
+    return (
+        {"rollout/led": float(len(led)), "rollout/led_success": sum(led) / len(led)} if led else {}
+    )

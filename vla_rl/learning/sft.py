@@ -1,4 +1,5 @@
-"""Supervised fine-tuning: the loop. It resumes: training N updates equals training k, resuming, and training N − k."""
+"""Supervised fine-tuning: the loop. It resumes: training N updates equals training k, resuming,
+and training N − k."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from vla_rl.algorithms.imitation import Imitation, ResumableSampler
 from vla_rl.algorithms.validation import described, first_loss, input_use, verdict
-from vla_rl.checkpoint import Checkpointable, load_training_state, load_weights, restoring, save_checkpoint
+from vla_rl.checkpoint import (
+    Checkpointable,
+    load_training_state,
+    load_weights,
+    restoring,
+    save_checkpoint,
+)
 from vla_rl.learning.counters import Counters
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
@@ -24,7 +31,8 @@ from vla_rl.types import Observation
 
 @contextlib.contextmanager
 def postponed_interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C, SIGTERM and SIGHUP do not break into the block, which asks whether one came; a second one does break in.
+    """Ctrl-C, SIGTERM and SIGHUP do not break into the block, which asks whether one came; a second
+    one does break in.
 
     Where Python does not handle these signals, and outside the main thread, nothing changes.
     """
@@ -38,7 +46,11 @@ def postponed_interrupts() -> Iterator[Callable[[], bool]]:
         came.append(number)
 
     main = threading.current_thread() is threading.main_thread()
-    handled = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main and callable(signal.getsignal(s))]
+    handled = [
+        s
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if main and callable(signal.getsignal(s))
+    ]
     before = {s: signal.signal(s, note) for s in handled}
     try:
         yield lambda: bool(came)
@@ -59,11 +71,12 @@ def train_sft(
 ) -> Counters:
     """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
 
-    ``validation`` are decisions that are not trained on: with each checkpoint they show the loss and whether the policy
-    looks at its images (`algorithms.validation.input_use`), and at the end a policy that does not is warned about. ``first``
-    are those with which their episodes begin, whose loss is shown apart; ``tasks``: of how many instructions tell.
-    The checkpoint with its training state (the sampler's included) is written to ``folder`` at intervals, at the end, and
-    on Ctrl-C after the present update; an existing one there is resumed.
+    ``validation`` are decisions that are not trained on: with each checkpoint they show the loss
+    and whether the policy looks at its images (`algorithms.validation.input_use`), and at the end a
+    policy that does not is warned about. ``first`` are those with which their episodes begin, whose
+    loss is shown apart; ``tasks``: of how many instructions tell. The checkpoint with its training
+    state (the sampler's included) is written to ``folder`` at intervals, at the end, and on Ctrl-C
+    after the present update; an existing one there is resumed.
     """
     counters = Counters()
     sampler = cast(ResumableSampler, imitation.sampler)
@@ -77,7 +90,10 @@ def train_sft(
             counters = Counters(**state["counters"])
     total, every = imitation.config.updates, imitation.config.checkpoint_every
     started = time.perf_counter() - counters.seconds
-    with progress.task("SFT", total, start=counters.iteration) as bar, postponed_interrupts() as interrupted:
+    with (
+        progress.task("SFT", total, start=counters.iteration) as bar,
+        postponed_interrupts() as interrupted,
+    ):
         while counters.iteration < total:
             metrics = imitation.update()
             counters.iteration += 1
@@ -89,7 +105,9 @@ def train_sft(
             if validation is not None and (counters.iteration % every == 0 or last):
                 use = input_use(imitation.policy, *validation) | {"tasks": float(tasks)}
                 use |= {} if first is None else {"first_loss": first_loss(imitation.policy, *first)}
-                logger.log("sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()})
+                logger.log(
+                    "sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()}
+                )
                 if last:
                     progress.say(described(use))
                 if last and (warning := verdict(use)):

@@ -1,7 +1,8 @@
-"""The folder between an actor and a learner that run at the same time: episodes one way, weights and figures the other.
+"""The folder between an actor and a learner that run at the same time: episodes one way, weights
+and figures the other.
 
-Whatever is in it appears in one step and is read without unpickling, so either side may be killed at any moment, and the two
-may run on machines that share a disk.
+Whatever is in it appears in one step and is read without unpickling, so either side may be killed
+at any moment, and the two may run on machines that share a disk.
 
     inbox/<first>-<last>/   episodes with their rewards, by tickets: numbers from 1, one per episode, never used again
     weights.safetensors     the newest version of what is learned, and how many updates made it
@@ -32,8 +33,14 @@ from vla_rl.storage import load_state, load_tensors, replacing, save_state, save
 from vla_rl.types import Trajectory
 
 INBOX, WEIGHTS, FIGURES, STATE, JOB, FAILURE, BEAT = (
-    "inbox", "weights.safetensors", "figures.json", "state", "job.json", "failure.json", "beat",
-)  # fmt: skip
+    "inbox",
+    "weights.safetensors",
+    "figures.json",
+    "state",
+    "job.json",
+    "failure.json",
+    "beat",
+)
 _VERSION, _UPDATES, _WEIGHT = "version", "updates", "weight:"
 
 
@@ -47,16 +54,20 @@ class Entry:
 
 
 class Spool:
-    """Closed episodes on their way to the learner. The actor puts, the learner reads and removes."""
+    """Closed episodes on their way to the learner. The actor puts, the learner reads and
+    removes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, first: int, episodes: Sequence[tuple[Trajectory, Tensor]]) -> Entry:
-        """Episodes with their rewards, under the tickets from ``first`` on; on the disk, as a whole, when it returns."""
+        """Episodes with their rewards, under the tickets from ``first`` on; on the disk, as a
+        whole, when it returns."""
         last = first + len(episodes) - 1
         entry = Entry(self.folder / f"{first:09d}-{last:09d}", first, last)
-        states = [{**trajectory_state(trajectory), "scores": rewards} for trajectory, rewards in episodes]
+        states = [
+            {**trajectory_state(trajectory), "scores": rewards} for trajectory, rewards in episodes
+        ]
         with replacing(entry.path, keep_last_good=False) as part:
             save_state(part, {"episodes": states})
         return entry
@@ -70,7 +81,8 @@ class Spool:
         return sorted(found, key=lambda entry: entry.first)
 
     def read(self, entry: Entry, after: int) -> Iterator[tuple[int, Trajectory, Tensor]]:
-        """Ticket, episode and rewards of those with a ticket above ``after``. Raises `CheckpointError` for damage."""
+        """Ticket, episode and rewards of those with a ticket above ``after``. Raises
+        `CheckpointError` for damage."""
         if entry.last <= after:
             return
         states = load_state(entry.path)
@@ -81,10 +93,11 @@ class Spool:
                     yield ticket, trajectory_from_state(state), rewards
 
     def remove(self, entry: Entry) -> None:
-        shutil.rmtree(entry.path, ignore_errors=True)  # (what a kill leaves of it is below the last ticket, and goes later)
+        # (what a kill leaves of it is below the last ticket, and goes later)
+        shutil.rmtree(entry.path, ignore_errors=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 @dataclass(frozen=True)
 class Weights:
     """A version of what is learned, after so many updates since the first episode."""
@@ -102,11 +115,15 @@ def learned_weights(policy: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_weights(policy: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `learned_weights` of such a policy into this one. Raises `CheckpointError` where they are of another one."""
+    """Copy `learned_weights` of such a policy into this one. Raises `CheckpointError` where they
+    are of another one."""
     own = policy.state_dict()
     wrong = [name for name, x in tensors.items() if name not in own or own[name].shape != x.shape]
     if wrong:
-        raise CheckpointError(f"the learner's weights are of another policy than the actor's: they differ in {wrong[0]}")
+        raise CheckpointError(
+            "the learner's weights are of another policy than the actor's: they "
+            f"differ in {wrong[0]}"
+        )
     for name, x in tensors.items():
         own[name].copy_(x)
 
@@ -147,7 +164,7 @@ class NewestWeights:
         return published_weights(self._folder)
 
 
-# ------------------------------------------------------------------------------------------------------- states and figures
+# ------------------------------------------------------------------------------- states and figures
 def save_learner(folder: Path, state: Mapping[str, Any]) -> None:
     with replacing(folder / STATE, keep_last_good=True) as part:
         save_state(part, state)

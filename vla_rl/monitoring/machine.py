@@ -1,4 +1,5 @@
-"""What a figure depends on besides the code: the machine, its load on memory, and the packages' versions."""
+"""What a figure depends on besides the code: the machine, its load on memory, and the packages'
+versions."""
 
 from __future__ import annotations
 
@@ -15,15 +16,35 @@ from typing import Any
 import vla_rl
 
 PACKAGES = (
-    "vla-rl", "torch", "numpy", "transformers", "timm", "hydra-core", "safetensors", "robosuite", "mujoco", "numba",
-    "hf-libero", "lerobot", "ray", "pyarrow", "av", "wandb", "tensorboard", "rerun-sdk", "peft", "diffusers", "simplejpeg",
+    "vla-rl",
+    "torch",
+    "numpy",
+    "transformers",
+    "timm",
+    "hydra-core",
+    "safetensors",
+    "robosuite",
+    "mujoco",
+    "numba",
+    "hf-libero",
+    "lerobot",
+    "ray",
+    "pyarrow",
+    "av",
+    "wandb",
+    "tensorboard",
+    "rerun-sdk",
+    "peft",
+    "diffusers",
+    "simplejpeg",
     "pyrealsense2",
-)  # fmt: skip
+)
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 def memory_bytes() -> int:
-    """Memory of this process and all its children, in bytes; shared pages count once (proportional set size).
+    """Memory of this process and all its children, in bytes; shared pages count once (proportional
+    set size).
 
     0 where the system does not tell (no Linux).
     """
@@ -40,7 +61,8 @@ def memory_bytes() -> int:
 
 def process_tree(root: int) -> list[int]:
     """A process and all below it; itself alone where the system does not tell (no Linux)."""
-    children: dict[int, list[int]] = {}  # (not each process has a file of its children: that is an option of the kernel)
+    # (not each process has a file of its children: that is an option of the kernel)
+    children: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(file.read_text().rpartition(")")[2].split()[1])
@@ -54,9 +76,12 @@ def process_tree(root: int) -> list[int]:
 
 
 class MemoryWatch:
-    """Samples `memory_bytes` at once, then in a thread; ``peak`` is the most seen, from ``initial`` (earlier sessions)."""
+    """Samples `memory_bytes` at once, then in a thread; ``peak`` is the most seen, from
+    ``initial`` (earlier sessions)."""
 
-    def __init__(self, initial: int = 0, every: float = 2.0, measure: Callable[[], int] = memory_bytes):
+    def __init__(
+        self, initial: int = 0, every: float = 2.0, measure: Callable[[], int] = memory_bytes
+    ):
         self.peak, self._every, self._measure = int(initial), every, measure
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
@@ -81,7 +106,7 @@ class MemoryWatch:
             self.sample()
 
 
-# ------------------------------------------------------------------------------------------------------------- versions
+# ----------------------------------------------------------------------------------------- versions
 def versions() -> dict[str, Any]:
     """Packages, machine and source commit: what somebody else needs to know to repeat the run."""
     import torch
@@ -93,7 +118,9 @@ def versions() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
     )
     return {
         "python": platform.python_version(),
@@ -119,28 +146,40 @@ def cpu_name() -> str:
 
 
 def available_cores() -> int:
-    """Cores this process may use: an affinity mask or a container's quota may be smaller than the machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: an affinity mask or a container's quota may be smaller than
+    the machine."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = cgroup_quota(Path("/sys/fs/cgroup"))
     return min(cores, math.ceil(quota)) if quota else cores
 
 
 def cgroup_quota(root: Path) -> float:
-    """Cores' worth of time that a container allows (cgroup v2's ``cpu.max``, v1's ``cfs_quota_us``); 0: no limit."""
+    """Cores' worth of time that a container allows (cgroup v2's ``cpu.max``, v1's
+    ``cfs_quota_us``); 0: no limit."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()
         else:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            quota, period = (
+                (root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip()
+                for name in ("quota", "period")
+            )
         return max(0.0, float(quota) / float(period))  # (v1 says -1, v2 "max")
     except (OSError, ValueError, ZeroDivisionError):
         return 0.0
 
 
 def default_threads() -> int:
-    """Threads for torch where nothing else is said: all available cores, or fewer where ``OMP_NUM_THREADS`` says so."""
+    """Threads for torch where nothing else is said: all available cores, or fewer where
+    ``OMP_NUM_THREADS`` says so."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return min(available_cores(), int(wanted)) if wanted.isdigit() and int(wanted) else available_cores()
+    return (
+        min(available_cores(), int(wanted))
+        if wanted.isdigit() and int(wanted)
+        else available_cores()
+    )
 
 
 def total_memory_bytes() -> int:
@@ -151,7 +190,8 @@ def total_memory_bytes() -> int:
 
 
 def git_commit() -> str:
-    """Commit of the source that runs, "+changes" where tracked files differ from it; empty outside a checkout."""
+    """Commit of the source that runs, "+changes" where tracked files differ from it; empty
+    outside a checkout."""
     here = Path(vla_rl.__file__).resolve().parents[1]  # not this file's folder, which moves
 
     def git(*arguments: str) -> str:

@@ -42,7 +42,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value with numbers that JSON has no word for (NaN, infinities) turned into None, tensors into numbers."""
+    """The value with numbers that JSON has no word for (NaN, infinities) turned into None,
+    tensors into numbers."""
     if isinstance(value, Mapping):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -54,10 +55,12 @@ def finite(value: Any) -> Any:
 
 
 class MetricsLogger:
-    """Appends metrics to ``metrics.jsonl``, and hands them to `sinks`, which are opened by the first `log`.
+    """Appends metrics to ``metrics.jsonl``, and hands them to `sinks`, which are opened by the
+    first `log`.
 
-    A run that resumes from an older checkpoint repeats steps: the first `log` of a phase drops the lines of that phase
-    from that step on, so no step is there twice. A line cut short by a crash is dropped.
+    A run that resumes from an older checkpoint repeats steps: the first `log` of a phase drops the
+    lines of that phase from that step on, so no step is there twice. A line cut short by a crash is
+    dropped.
     """
 
     def __init__(self, run_dir: str | Path, sinks: Sequence[Callable[[], Sink | None]] = ()):
@@ -77,11 +80,19 @@ class MetricsLogger:
         self.close()
 
     def log(self, phase: str, step: int, metrics: Mapping[str, Any]) -> None:
-        """One line: ``phase``, ``step`` (counted within the phase) and numbers. NaN and infinities become null."""
+        """One line: ``phase``, ``step`` (counted within the phase) and numbers. NaN and
+        infinities become null."""
         if phase not in self._seen:
             self._seen.add(phase)
             self.truncate(phase, step)
-        record = finite({"phase": phase, "step": step, "time_s": round(time.perf_counter() - self._started, 3), **metrics})
+        record = finite(
+            {
+                "phase": phase,
+                "step": step,
+                "time_s": round(time.perf_counter() - self._started, 3),
+                **metrics,
+            }
+        )
         assert self._file is not None, "this MetricsLogger is closed"
         self._open_sinks()
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -141,8 +152,8 @@ class MetricsLogger:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl`` in order; lines that are not whole JSON objects, and what is no number in the
-    others, are left out."""
+    """The records of a ``metrics.jsonl`` in order; lines that are not whole JSON objects, and what
+    is no number in the others, are left out."""
     path = Path(path)
     if not os.path.lexists(path):
         return []
@@ -152,8 +163,14 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and isinstance(record.get("phase"), str) and _is_number(record.get("step")):
-            records.append({k: v for k, v in record.items() if k == "phase" or v is None or _is_number(v)})
+        if (
+            isinstance(record, dict)
+            and isinstance(record.get("phase"), str)
+            and _is_number(record.get("step"))
+        ):
+            records.append(
+                {k: v for k, v in record.items() if k == "phase" or v is None or _is_number(v)}
+            )
     return records
 
 

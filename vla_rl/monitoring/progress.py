@@ -12,9 +12,11 @@ from typing import Any, TextIO
 
 def _clock(seconds: float) -> str:
     seconds = round(seconds)
-    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}" if seconds >= 3600 else (
-        f"{seconds // 60}:{seconds % 60:02d}"
-    )  # fmt: skip
+    return (
+        f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        if seconds >= 3600
+        else (f"{seconds // 60}:{seconds % 60:02d}")
+    )
 
 
 def _shown(value: Any) -> str:
@@ -27,7 +29,8 @@ class Bar:
     def __init__(self, owner: Progress, name: str, total: int, start: int):
         self.name, self.total, self.completed = name, total, start
         self._owner, self._begun = owner, time.perf_counter()
-        self._pace_from: tuple[float, float] | None = None  # time and position of the first progress
+        # time and position of the first progress
+        self._pace_from: tuple[float, float] | None = None
         self._fraction, self._inner_text = 0.0, ""
         self._values: dict[str, Any] = {}
         self._row = owner._add_row(self)
@@ -39,8 +42,9 @@ class Bar:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to go, from this session's own pace since its first progress: what came before was starting up, such
-        as workers that import their simulator. None before the second progress."""
+        """Seconds to go, from this session's own pace since its first progress: what came before
+        was starting up, such as workers that import their simulator. None before the second
+        progress."""
         now = time.perf_counter()
         begun, first = self._pace_from or (now, self.position)
         gained = self.position - first
@@ -54,8 +58,11 @@ class Bar:
         parts = [f"{k} {_shown(v)}" for k, v in self._values.items() if v is not None]
         return "  ".join(part for part in (*parts, self._inner_text) if part)
 
-    def update(self, completed: int, total: int | None = None, successes: int | None = None, **values: Any) -> None:
-        """``completed`` of ``total`` steps are over; ``successes`` of them as a rate; ``values`` are shown beside."""
+    def update(
+        self, completed: int, total: int | None = None, successes: int | None = None, **values: Any
+    ) -> None:
+        """``completed`` of ``total`` steps are over; ``successes`` of them as a rate; ``values``
+        are shown beside."""
         self.completed, self._fraction, self._inner_text = completed, 0.0, ""
         if total is not None:
             self.total = total
@@ -66,7 +73,8 @@ class Bar:
         self._owner._refresh(self, force=completed >= self.total)
 
     def inner(self, finished: int, total: int, successes: int) -> None:
-        """Within the present step: ``finished`` of ``total`` episodes, ``successes`` of which succeeded."""
+        """Within the present step: ``finished`` of ``total`` episodes, ``successes`` of which
+        succeeded."""
         rate = f", {successes / finished:.0%} success" if finished else ""
         self._fraction = finished / total if total else 0.0
         self._inner_text = f"[{finished}/{total} episodes{rate}]"
@@ -75,7 +83,8 @@ class Bar:
 
 
 class Progress:
-    """Progress bars with time to go: rich on a terminal, one plain line every ``every`` seconds elsewhere.
+    """Progress bars with time to go: rich on a terminal, one plain line every ``every`` seconds
+    elsewhere.
 
     Use as a context manager; ``with progress.task("RL", 20) as bar: bar.update(3, success=0.4)``.
     """
@@ -124,14 +133,18 @@ class Progress:
     # ---- inner parts
     def _add_row(self, bar: Bar) -> Any:
         if self._rich is not None:
-            return self._rich.add_task(bar.name, total=bar.total, completed=bar.completed, note="", eta="–:––")
+            return self._rich.add_task(
+                bar.name, total=bar.total, completed=bar.completed, note="", eta="–:––"
+            )
         self._printed = time.perf_counter()
         return None
 
     def _refresh(self, bar: Bar, force: bool = False) -> None:
         if self._rich is not None:
             eta = "–:––" if bar.eta_s is None else _clock(bar.eta_s)
-            self._rich.update(bar._row, completed=bar.position, total=bar.total, note=bar.text(), eta=eta)
+            self._rich.update(
+                bar._row, completed=bar.position, total=bar.total, note=bar.text(), eta=eta
+            )
         elif force or time.perf_counter() - self._printed >= self._every:
             self._print(bar)
 
@@ -154,8 +167,11 @@ def _rich_progress(stream: TextIO) -> Any:
     except ImportError:
         return None
     columns = (
-        TextColumn("[bold]{task.description:<12}", markup=True), BarColumn(bar_width=28),
-        TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), TextColumn("ETA {task.fields[eta]}"),
+        TextColumn("[bold]{task.description:<12}", markup=True),
+        BarColumn(bar_width=28),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("ETA {task.fields[eta]}"),
         TextColumn("{task.fields[note]}", markup=False),
-    )  # fmt: skip
+    )
     return Progress(*columns, console=Console(file=stream), refresh_per_second=4)

@@ -1,7 +1,8 @@
 """Where metrics go besides ``metrics.jsonl``: CSV files, TensorBoard, Weights & Biases.
 
-`sinks` names those that a run asks for. `MetricsLogger` opens them when there is something to log, so that a run that never
-gets so far leaves nothing behind, and gives them what earlier sessions had logged.
+`sinks` names those that a run asks for. `MetricsLogger` opens them when there is something to log,
+so that a run that never gets so far leaves nothing behind, and gives them what earlier sessions had
+logged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from vla_rl.monitoring.machine import process_tree
 
 TENSORBOARD, WANDB_FILE = "tensorboard", "wandb.json"
 # The x axis of each phase; "eval" rows stand at the RL iteration of the policy that was evaluated.
-AXES = {row.name: f"{row.name}/{row.steps[0]}" for row in PHASES.values() if row.steps} | {"eval": "rl/iteration"}
+AXES = {row.name: f"{row.name}/{row.steps[0]}" for row in PHASES.values() if row.steps} | {
+    "eval": "rl/iteration"
+}
 # Patience with wandb's server: to answer, to begin, to take the rest, and once more at exit.
 _REACH_S, _START_S, _FINISH_S, _LEAVE_S = 5.0, 30.0, 120.0, 10.0
 _log = logging.getLogger(__name__)
@@ -44,7 +47,8 @@ class Sink(Protocol):
     whole: bool  # starts empty, so it wants what earlier sessions of the run logged
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """A line of ``metrics.jsonl``: ``phase``, ``step``, ``time_s`` and numbers or None by name."""
+        """A line of ``metrics.jsonl``: ``phase``, ``step``, ``time_s`` and numbers or None by
+        name."""
         ...
 
     def video(self, phase: str, step: int, path: Path) -> None: ...
@@ -53,9 +57,15 @@ class Sink(Protocol):
 
 
 def sinks(
-    folder: Path, name: str, wandb: WandbConfig, tensorboard: bool, tree: Mapping[str, Any], say: Callable[[str], None]
+    folder: Path,
+    name: str,
+    wandb: WandbConfig,
+    tensorboard: bool,
+    tree: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> list[Callable[[], Sink | None]]:
-    """What opens each sink of a run (None: it is not to be had); ``tree`` is its config, ``say`` prints a line."""
+    """What opens each sink of a run (None: it is not to be had); ``tree`` is its config, ``say``
+    prints a line."""
     found: list[Callable[[], Sink | None]] = [functools.partial(CsvSink, folder)]
     if tensorboard:
         found.append(functools.partial(TensorBoardSink, folder / TENSORBOARD))
@@ -65,7 +75,8 @@ def sinks(
 
 
 def require_sinks(wandb: WandbConfig, tensorboard: bool) -> None:
-    """Raise `MissingPackage` for what is asked for by name and not installed (wandb.mode=auto takes what there is)."""
+    """Raise `MissingPackage` for what is asked for by name and not installed (wandb.mode=auto
+    takes what there is)."""
     if tensorboard:
         require_packages("tensorboard", extra="tensorboard", purpose="tensorboard=true")
     if wandb.mode in ("online", "offline") and wandb_mode(wandb.mode) != "disabled":
@@ -81,9 +92,10 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------------ CSV
+# ---------------------------------------------------------------------------------------------- CSV
 class CsvSink:
-    """``metrics_<phase>.csv``: a row per step, a column per metric; written anew where a new metric appears."""
+    """``metrics_<phase>.csv``: a row per step, a column per metric; written anew where a new
+    metric appears."""
 
     whole = True
 
@@ -99,7 +111,9 @@ class CsvSink:
         rows.append(row)
         known = row.keys() <= columns.keys()
         columns |= dict.fromkeys(row)
-        with (self._folder / f"metrics_{phase}.csv").open("a" if known else "w", newline="", encoding="utf-8") as file:
+        with (self._folder / f"metrics_{phase}.csv").open(
+            "a" if known else "w", newline="", encoding="utf-8"
+        ) as file:
             writer = csv.DictWriter(file, list(columns))
             if not known:
                 writer.writeheader()
@@ -112,9 +126,10 @@ class CsvSink:
         """Every row is on disk already."""
 
 
-# ---------------------------------------------------------------------------------------------------------- TensorBoard
+# -------------------------------------------------------------------------------------- TensorBoard
 class TensorBoardSink:
-    """Event files for ``tensorboard --logdir``. Each session writes the whole run, so no step is there twice."""
+    """Event files for ``tensorboard --logdir``. Each session writes the whole run, so no step is
+    there twice."""
 
     whole = True
 
@@ -137,13 +152,16 @@ class TensorBoardSink:
         self._writer.close()
 
 
-# ---------------------------------------------------------------------------------------------------------------- wandb
+# -------------------------------------------------------------------------------------------- wandb
 def logged_in() -> bool:
     """Whether wandb would find an account without asking: WANDB_API_KEY, or netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
-        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(_server().netloc) is not None
+        return (
+            netrc.netrc(os.environ.get("NETRC") or None).authenticators(_server().netloc)
+            is not None
+        )
     except (OSError, netrc.NetrcParseError):
         return False
 
@@ -158,15 +176,17 @@ def reachable() -> bool:
     if server.scheme in urllib.request.getproxies():
         return True
     try:
-        socket.create_connection((server.hostname or "", server.port or 443), timeout=_REACH_S).close()
+        socket.create_connection(
+            (server.hostname or "", server.port or 443), timeout=_REACH_S
+        ).close()
     except (OSError, ValueError):
         return False
     return True
 
 
 def wandb_mode(wanted: str = "auto") -> str:
-    """ "online", "offline" or "disabled"; WANDB_MODE goes before what the config wants. Online needs an account: without
-    one wandb would ask for it, and wait."""
+    """ "online", "offline" or "disabled"; WANDB_MODE goes before what the config wants. Online
+    needs an account: without one wandb would ask for it, and wait."""
     mode = os.environ.get("WANDB_MODE") or wanted
     if mode in ("offline", "dryrun"):
         return "offline"
@@ -174,9 +194,14 @@ def wandb_mode(wanted: str = "auto") -> str:
 
 
 def start_wandb(
-    folder: Path, name: str, config: WandbConfig, tree: Mapping[str, Any], say: Callable[[str], None]
+    folder: Path,
+    name: str,
+    config: WandbConfig,
+    tree: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> WandbSink | None:
-    """A wandb run, or None where wandb is missing, switched off or broken, with a word on which. Never asks anything."""
+    """A wandb run, or None where wandb is missing, switched off or broken, with a word on which.
+    Never asks anything."""
     mode = wandb_mode(config.mode)
     if mode == "disabled":
         say("wandb: disabled by WANDB_MODE")
@@ -194,12 +219,24 @@ def start_wandb(
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=_START_S)
         run = wandb.init(
-            project=config.project, entity=config.entity or None, name=config.name or name, tags=config.tags or None,
-            config=dict(tree), dir=str(folder), id=known, settings=settings, **modes,
-        )  # fmt: skip
-        (folder / WANDB_FILE).write_text(json.dumps({"id": run.id, "run": name}) + "\n", encoding="utf-8")
+            project=config.project,
+            entity=config.entity or None,
+            name=config.name or name,
+            tags=config.tags or None,
+            config=dict(tree),
+            dir=str(folder),
+            id=known,
+            settings=settings,
+            **modes,
+        )
+        (folder / WANDB_FILE).write_text(
+            json.dumps({"id": run.id, "run": name}) + "\n", encoding="utf-8"
+        )
     except Exception as error:  # whatever is wrong with an optional logger, training goes on
-        say(f"wandb: could not start ({' '.join(str(error).split())}); metrics stay in the run folder")
+        say(
+            f"wandb: could not start ({' '.join(str(error).split())}); metrics stay in the run "
+            "folder"
+        )
         _leave_in_time()
         return None
     if mode == "online":
@@ -210,7 +247,8 @@ def start_wandb(
 
 
 def _known_id(folder: Path, name: str) -> str | None:
-    """The wandb run of earlier sessions. A copied folder goes on as a run of its own, not in the original's."""
+    """The wandb run of earlier sessions. A copied folder goes on as a run of its own, not in the
+    original's."""
     try:
         stored = json.loads((folder / WANDB_FILE).read_text(encoding="utf-8"))
         return stored["id"] if stored["run"] == name else None
@@ -220,7 +258,8 @@ def _known_id(folder: Path, name: str) -> str | None:
 
 @functools.cache
 def _leave_in_time() -> None:
-    """At exit Python waits for wandb's helper process, without limit where the server is silent: end it after a while."""
+    """At exit Python waits for wandb's helper process, without limit where the server is silent:
+    end it after a while."""
     leaving = threading.Event()
 
     def end() -> None:
@@ -263,7 +302,9 @@ class WandbSink:
         ending.start()
         ending.join(_FINISH_S)
         if ending.is_alive():
-            _log.warning("wandb is still sending after %.0f s; 'wandb sync' sends the rest", _FINISH_S)
+            _log.warning(
+                "wandb is still sending after %.0f s; 'wandb sync' sends the rest", _FINISH_S
+            )
             _leave_in_time()
 
     def _finish(self) -> None:

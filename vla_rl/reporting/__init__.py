@@ -1,1 +1,2 @@
-"""The report of a run or of a study: reading (`runs`), figures, diagnostics, charts, and the pages."""
+"""The report of a run or of a study: reading (`runs`), figures, diagnostics, charts, and the
+pages."""

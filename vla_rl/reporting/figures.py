@@ -1,4 +1,5 @@
-"""The figures of one run: success before and after, how it learned, whether it sees, how it fails; and ``summary.json``."""
+"""The figures of one run: success before and after, how it learned, whether it sees, how it
+fails; and ``summary.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from vla_rl.algorithms import validation
 from vla_rl.display import words
 from vla_rl.display.charts import percent
 from vla_rl.errors import UserError
-from vla_rl.evaluation.outcome import EpisodeOutcome, compare, fallen_text, same_episodes, summarise, task_gap
+from vla_rl.evaluation.outcome import (
+    EpisodeOutcome,
+    compare,
+    fallen_text,
+    same_episodes,
+    summarise,
+    task_gap,
+)
 from vla_rl.evaluation.statistics import PairedComparison, wilson_interval
 from vla_rl.reporting.runs import RunData
 
@@ -22,7 +30,8 @@ def before_after(run: RunData) -> tuple[str, str] | None:
 
 
 def paired(run: RunData) -> PairedComparison | None:
-    """Before against after on the episodes both saw; None where they share none, or one of them is missing."""
+    """Before against after on the episodes both saw; None where they share none, or one of them
+    is missing."""
     names = before_after(run)
     if names is None:
         return None
@@ -36,7 +45,10 @@ def per_task(run: RunData, name: str) -> dict[str, dict[str, Any]]:
     """`summarise` of each task, with the kinds of its failures where they are known."""
     failures = run.failures.get(name, {})
     rows = run.evaluations[name].per_task()
-    return {task: {**row, **({"failures": failures[task]} if task in failures else {})} for task, row in rows.items()}
+    return {
+        task: {**row, **({"failures": failures[task]} if task in failures else {})}
+        for task, row in rows.items()
+    }
 
 
 def gap_of(run: RunData, name: str) -> dict[str, Any] | None:
@@ -49,11 +61,17 @@ def learning_curve(run: RunData) -> list[tuple[float, float]]:
     rows = [r for r in run.metrics if r["phase"] == "rl" and r.get("episodes") is not None]
     so_far = [0.0, *(float(r["episodes"]) for r in rows)]
     # An iteration evaluates before it rolls out, and counts its episodes afterwards.
-    points = {at: float(r["eval/success"]) for at, r in zip(so_far, rows) if r.get("eval/success") is not None}
+    points = {
+        at: float(r["eval/success"])
+        for at, r in zip(so_far, rows)
+        if r.get("eval/success") is not None
+    }
     ends = before_after(run)
     if ends is not None:
         points[0.0] = run.evaluations[ends[0]].success_rate
-        points[float(run.phases.get("rl", {}).get("episodes") or so_far[-1])] = run.evaluations[ends[1]].success_rate
+        points[float(run.phases.get("rl", {}).get("episodes") or so_far[-1])] = run.evaluations[
+            ends[1]
+        ].success_rate
     elif points and run.names and words.before_rl(run.names[0]):
         points[0.0] = run.evaluations[run.names[0]].success_rate
     return sorted(points.items())
@@ -62,19 +80,33 @@ def learning_curve(run: RunData) -> list[tuple[float, float]]:
 def image_use(run: RunData) -> dict[str, Any] | None:
     """The last of what SFT measured on demonstrations it does not train on; None where it did not.
 
-    ``loss``; what it rises by with other rows' inputs: ``image_use`` (all cameras), ``cameras``, ``instruction_use``,
-    ``proprio_use``; ``first_loss``, that of the decisions with which episodes begin; ``image_spread``; the ``update``;
-    ``warning``, empty where the policy looks at its images and heeds its instruction.
+    ``loss``; what it rises by with other rows' inputs: ``image_use`` (all cameras), ``cameras``,
+    ``instruction_use``, ``proprio_use``; ``first_loss``, that of the decisions with which episodes
+    begin; ``image_spread``; the ``update``; ``warning``, empty where the policy looks at its images
+    and heeds its instruction.
     """
-    rows = [r for r in run.metrics if r["phase"] == "sft" and r.get("validation/image_use") is not None]
+    rows = [
+        r for r in run.metrics if r["phase"] == "sft" and r.get("validation/image_use") is not None
+    ]
     rows = [r for r in rows if r.get("validation/loss") is not None]
     if not rows:
         return None
-    figures = {k.removeprefix(_VALIDATION): v for k, v in rows[-1].items() if k.startswith(_VALIDATION) and v is not None}
-    cameras = {k.removeprefix("image_use/"): v for k, v in figures.items() if k.startswith("image_use/")}
+    figures = {
+        k.removeprefix(_VALIDATION): v
+        for k, v in rows[-1].items()
+        if k.startswith(_VALIDATION) and v is not None
+    }
+    cameras = {
+        k.removeprefix("image_use/"): v for k, v in figures.items() if k.startswith("image_use/")
+    }
     names = ("loss", "first_loss", "image_use", "instruction_use", "proprio_use", "image_spread")
     plain: dict[str, Any] = {k: figures[k] for k in names if k in figures}
-    return {**plain, "cameras": cameras, "update": rows[-1]["step"], "warning": validation.verdict(figures)}
+    return {
+        **plain,
+        "cameras": cameras,
+        "update": rows[-1]["step"],
+        "warning": validation.verdict(figures),
+    }
 
 
 def alarms(run: RunData) -> list[str]:
@@ -102,7 +134,9 @@ def run_summary(run: RunData) -> dict[str, Any]:
     comparison, ends = paired(run), before_after(run)
     return {
         "evaluations": {name: evaluation_summary(run, name) for name in run.names},
-        "comparison": None if comparison is None or ends is None else named(ends, comparison.to_dict()),
+        "comparison": None
+        if comparison is None or ends is None
+        else named(ends, comparison.to_dict()),
         "learning_curve": [{"episodes": at, "success": rate} for at, rate in learning_curve(run)],
         "image_use": image_use(run),
         "guard": run.guard,
@@ -128,12 +162,19 @@ def costs(runs: Sequence[RunData]) -> dict[str, Any]:
 def identity(run: RunData) -> dict[str, Any]:
     """Which run it was, and its phases."""
     commit = run.versions.get("git_commit", "")
-    return {"folder": run.path.resolve().name, "seed": run.seed, "phases": run.phases, "git_commit": commit}
+    return {
+        "folder": run.path.resolve().name,
+        "seed": run.seed,
+        "phases": run.phases,
+        "git_commit": commit,
+    }
 
 
 def verdict(run: RunData) -> tuple[str, str]:
     """What the run achieved, in a plain sentence, and the evidence in a second one."""
-    cut_short = "; ".join(f"{words.phase(n)}: {text}" for n, p in run.phases.items() if (text := words.progress(p)))
+    cut_short = "; ".join(
+        f"{words.phase(n)}: {text}" for n, p in run.phases.items() if (text := words.progress(p))
+    )
     head, evidence = _verdict(run)
     return head, f"{evidence} {cut_short}." if cut_short else evidence
 
@@ -146,13 +187,16 @@ def _verdict(run: RunData) -> tuple[str, str]:
         )
     result = run.evaluations[run.names[-1]]
     after = summarise(result.outcomes)
-    how_many = f"{after['episodes']} {'held-out' if result.split == 'held_out' else 'training'} episodes"
+    how_many = (
+        f"{after['episodes']} {'held-out' if result.split == 'held_out' else 'training'} episodes"
+    )
     ends = before_after(run)
     if ends is None:
         return (
-            f"The {words.evaluation(run.names[0])} policy solves {percent(after['rate'])} of {how_many}",
-            f"{after['successes']} of {after['episodes']} episodes, 95 % interval {percent(after['low'])} to "
-            f"{percent(after['high'])}.",
+            f"The {words.evaluation(run.names[0])} policy solves {percent(after['rate'])} of "
+            f"{how_many}",
+            f"{after['successes']} of {after['episodes']} episodes, 95 % interval "
+            f"{percent(after['low'])} to {percent(after['high'])}.",
         )
     before, c = summarise(run.evaluations[ends[0]].outcomes), paired(run)
     a, b = (words.evaluation(name) for name in ends)
@@ -164,36 +208,57 @@ def _verdict(run: RunData) -> tuple[str, str]:
         )
     points = (
         f"{words.signed(c.difference * 100)} points on the same episodes (95 % interval "
-        f"{words.signed(c.difference_low * 100)} to {words.signed(c.difference_high * 100)}; exact McNemar test, "
-        f"{words.p_value(c.p_value)}). {b} alone solved {c.only_b} {words.plural('episode', c.only_b)}, "
-        f"{a} alone {c.only_a}. {fallen_text(c)}"
+        f"{words.signed(c.difference_low * 100)} to {words.signed(c.difference_high * 100)}; exact "
+        f"McNemar test, {words.p_value(c.p_value)}). {b} alone solved {c.only_b} "
+        f"{words.plural('episode', c.only_b)}, {a} alone {c.only_a}. {fallen_text(c)}"
     ).rstrip()
     if not c.significant:
         same = before["successes"] == after["successes"]
-        head = f"{b} left success at {percent(after['rate'])}" if same else f"{b} moved success {rates}"
+        head = (
+            f"{b} left success at {percent(after['rate'])}"
+            if same
+            else f"{b} moved success {rates}"
+        )
         return f"{head} on {how_many}: no more than chance explains", points
-    return f"{b} {'raised' if c.difference > 0 else 'lowered'} success {rates} on {how_many}", points
+    return (
+        f"{b} {'raised' if c.difference > 0 else 'lowered'} success {rates} on {how_many}",
+        points,
+    )
 
 
 def _of_session(run: RunData) -> tuple[str, str] | None:
-    """What an arm's session achieved (``vla-rl robot learn``): as it was judged, else what its last episodes show."""
+    """What an arm's session achieved (``vla-rl robot learn``): as it was judged, else what its
+    last episodes show."""
     played = [r for r in run.metrics if r["phase"] == "robot" and r.get("robot/episodes")]
     if not played:
         return None
-    last, judged = played[-1], [r for r in run.metrics if r["phase"] == "judged" and r.get("eval/episodes")]
+    last, judged = (
+        played[-1],
+        [r for r in run.metrics if r["phase"] == "judged" and r.get("eval/episodes")],
+    )
     recent = (
-        f"Of the last episodes that it learned from {percent(last['robot/autonomous_success'])} succeeded without a person, "
-        f"{percent(last['robot/recent_success'])} in all."
+        f"Of the last episodes that it learned from {percent(last['robot/autonomous_success'])} "
+        f"succeeded without a person, {percent(last['robot/recent_success'])} in all."
     )
     if not judged:
-        head = f"The arm learned from {last['robot/episodes']:.0f} {words.plural('episode', int(last['robot/episodes']))}"
+        head = (
+            f"The arm learned from {last['robot/episodes']:.0f} "
+            f"{words.plural('episode', int(last['robot/episodes']))}"
+        )
         return f"{head}, and no held-out episodes judged it", recent
     before, after = judged[0], judged[-1]
     rate, n = after["eval/success"], int(after["eval/episodes"])
     low, high = wilson_interval(round(rate * n), n)
-    came = "" if before is after or before["step"] else f", and {percent(before['eval/success'])} before the first"
+    came = (
+        ""
+        if before is after or before["step"]
+        else f", and {percent(before['eval/success'])} before the first"
+    )
     at = int(after["step"])
-    head = f"After {at} {words.plural('episode', at)} with the arm the policy solves {percent(rate)} of {n} held-out "
+    head = (
+        f"After {at} {words.plural('episode', at)} with the arm the policy solves {percent(rate)} "
+        f"of {n} held-out "
+    )
     head += f"{words.plural('episode', n)} without help{came}"
     return head, f"95 % interval {percent(low)} to {percent(high)}. {recent}"
 

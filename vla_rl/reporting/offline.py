@@ -1,4 +1,5 @@
-"""What the offline rounds of a run did: gates, and estimates beside what was measured. Read from the lines they logged."""
+"""What the offline rounds of a run did: gates, and estimates beside what was measured. Read from
+the lines they logged."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from vla_rl.reporting.runs import RunData
 
 PHASE = "offline"
 _LEAD = (
-    "Each candidate is what PPO on the denoising chain made of the policy without the env. It stays if its estimate, the "
-    "mean Q of decisions in the learned model, exceeds that of the policy before by what is needed; else weights and "
-    "optimiser go back. The figure sets the estimate of each round's policy beside the success of the episodes it then ran."
+    "Each candidate is what PPO on the denoising chain made of the policy without the env. It "
+    "stays if its estimate, the mean Q of decisions in the learned model, exceeds that of the "
+    "policy before by what is needed; else weights and optimiser go back. The figure sets the "
+    "estimate of each round's policy beside the success of the episodes it then ran."
 )
 
 
 def rounds(run: RunData) -> list[dict[str, Any]]:
-    """{round, estimate, success, episodes, low, high, held_out, gates: [{before, after, needed, gain_error, accepted}]} of
-    each round; round 0 is the policy as it began. What is not known yet is None."""
+    """{round, estimate, success, episodes, low, high, held_out, gates: [{before, after, needed,
+    gain_error, accepted}]} of each round; round 0 is the policy as it began. What is not known yet
+    is None."""
     found: dict[int, dict[str, Any]] = {}
     for row in run.metrics:
         if row["phase"] != PHASE or not isinstance(row.get("round"), int):
@@ -29,12 +32,20 @@ def rounds(run: RunData) -> list[dict[str, Any]]:
         names = ("estimate", "success", "episodes", "low", "high", "held_out")
         entry = found.setdefault(number, {"round": number, **dict.fromkeys(names), "gates": []})
         if "gate/after" in row:
-            gate = {name: row.get(f"gate/{name}") for name in ("before", "after", "needed", "gain_error")}
+            gate = {
+                name: row.get(f"gate/{name}")
+                for name in ("before", "after", "needed", "gain_error")
+            }
             entry["gates"].append({**gate, "accepted": bool(row.get("gate/accepted"))})
         elif row.get("rollout/episodes"):
             trials = int(row["rollout/episodes"])
             low, high = wilson_interval(round(row["rollout/success"] * trials), trials)
-            entry |= {"success": row["rollout/success"], "episodes": trials, "low": low, "high": high}
+            entry |= {
+                "success": row["rollout/success"],
+                "episodes": trials,
+                "low": low,
+                "high": high,
+            }
             entry |= {"estimate": row.get("ope/value"), "held_out": row.get("eval/success")}
         elif number == 1 and 0 in found:  # what the first critics say of the policy as it began
             found[0]["estimate"] = row.get("ope/value")
@@ -49,7 +60,9 @@ def section(run: RunData) -> str:
     gates = [gate for entry in done for gate in entry["gates"]]
     kept = sum(gate["accepted"] for gate in gates)
     lead = f"{kept} of {len(gates)} candidates were accepted. {_LEAD}" if gates else _LEAD
-    return sections.section("Offline rounds", escape(lead), _table(done), _gates(gates), _calibration(done))
+    return sections.section(
+        "Offline rounds", escape(lead), _table(done), _gates(gates), _calibration(done)
+    )
 
 
 def _table(done: list[dict[str, Any]]) -> str:
@@ -59,12 +72,27 @@ def _table(done: list[dict[str, Any]]) -> str:
         accepted = f"{sum(g['accepted'] for g in gates)} of {len(gates)}" if gates else "–"
         success = "–"
         if entry["success"] is not None:
-            success = f"{percent(entry['success'])} <small>{percent(entry['low'])} to {percent(entry['high'])}</small>"
+            success = (
+                f"{percent(entry['success'])} <small>{percent(entry['low'])} to "
+                f"{percent(entry['high'])}</small>"
+            )
         held_out = "–" if entry["held_out"] is None else percent(entry["held_out"])
         rows.append(
-            ("", [_name(entry), accepted, _written(entry["estimate"]), success, str(entry["episodes"] or "–"), held_out])
+            (
+                "",
+                [
+                    _name(entry),
+                    accepted,
+                    _written(entry["estimate"]),
+                    success,
+                    str(entry["episodes"] or "–"),
+                    held_out,
+                ],
+            )
         )
-    return sections.table(["", "accepted", "estimate", "success of its episodes", "episodes", "held out"], rows)
+    return sections.table(
+        ["", "accepted", "estimate", "success of its episodes", "episodes", "held out"], rows
+    )
 
 
 def _gates(gates: list[dict[str, Any]]) -> str:
@@ -72,30 +100,55 @@ def _gates(gates: list[dict[str, Any]]) -> str:
     if not gates:
         return ""
     rows = [
-        ("", [str(i + 1), _written(g["before"]), _written(g["after"]), _written(g["needed"]), _written(g["gain_error"]),
-              "accepted" if g["accepted"] else "back to the policy before"])
+        (
+            "",
+            [
+                str(i + 1),
+                _written(g["before"]),
+                _written(g["after"]),
+                _written(g["needed"]),
+                _written(g["gain_error"]),
+                "accepted" if g["accepted"] else "back to the policy before",
+            ],
+        )
         for i, g in enumerate(gates)
-    ]  # fmt: skip
-    table = sections.table(["Candidate", "before", "after", "needed", "error of the gain", ""], rows)
+    ]
+    table = sections.table(
+        ["Candidate", "before", "after", "needed", "error of the gain", ""], rows
+    )
     return f"<details><summary>{len(gates)} candidates</summary>{table}</details>"
 
 
 def _calibration(done: list[dict[str, Any]]) -> str:
     """Estimate against measured success, a point for each round."""
-    points = [entry for entry in done if entry["estimate"] is not None and entry["success"] is not None]
+    points = [
+        entry for entry in done if entry["estimate"] is not None and entry["success"] is not None
+    ]
     if not points:
         return ""
-    notes = [f"{_name(e)}: estimate {_written(e['estimate'])}, {percent(e['success'])}" for e in points]
+    notes = [
+        f"{_name(e)}: estimate {_written(e['estimate'])}, {percent(e['success'])}" for e in points
+    ]
     series = Series(
-        "rounds", [e["estimate"] for e in points], [e["success"] for e in points], "after", "dots",
-        [(e["low"], e["high"]) for e in points], notes,
-    )  # fmt: skip
+        "rounds",
+        [e["estimate"] for e in points],
+        [e["success"] for e in points],
+        "after",
+        "dots",
+        [(e["low"], e["high"]) for e in points],
+        notes,
+    )
 
     def draw(width: int) -> str:
         return line_chart(
-            [series], width=min(width, 520), height=260, y_format=percent, y_range=(0.0, 1.0),
-            x_label="estimate in the learned model", label="; ".join(notes),
-        )  # fmt: skip
+            [series],
+            width=min(width, 520),
+            height=260,
+            y_format=percent,
+            y_range=(0.0, 1.0),
+            x_label="estimate in the learned model",
+            label="; ".join(notes),
+        )
 
     chart = sections.both_widths(draw)
     return f'<h3 class="gap">Estimate and measured success</h3>{chart}'

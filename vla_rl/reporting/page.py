@@ -1,6 +1,8 @@
-"""``report.html`` and ``summary.json`` of a run folder (`metrics.py` says what one holds) or of a folder of runs.
+"""``report.html`` and ``summary.json`` of a run folder (`metrics.py` says what one holds) or of a
+folder of runs.
 
-The page is one file that asks the network for nothing: style, charts (SVG) and videos (base64) are inside.
+The page is one file that asks the network for nothing: style, charts (SVG) and videos (base64) are
+inside.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.display import words
-from vla_rl.display.charts import Interval, Series, episode_squares, interval_chart, line_chart, percent, short
+from vla_rl.display.charts import (
+    Interval,
+    Series,
+    episode_squares,
+    interval_chart,
+    line_chart,
+    percent,
+    short,
+)
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import summarise, task_gap_text
 from vla_rl.files import write_whole
@@ -36,12 +46,16 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def write_comparison(run_dirs: Sequence[Path], folder: Path) -> Path:
-    """``report.html`` and ``summary.json`` of the runs of several folders, in ``folder``; returns the page's path.
+    """``report.html`` and ``summary.json`` of the runs of several folders, in ``folder``; returns
+    the page's path.
 
     Raises `UserError` where one holds no run, and where ``folder`` is itself a run.
     """
     if is_run(folder):
-        raise UserError(f"{folder} is a run, whose own report would be overwritten: name another folder for the comparison")
+        raise UserError(
+            f"{folder} is a run, whose own report would be overwritten: name another "
+            "folder for the comparison"
+        )
     paths = dict.fromkeys(path.resolve() for given in run_dirs for path in find_runs(given))
     return _write([load_run(path) for path in paths], folder)
 
@@ -64,7 +78,11 @@ _BESIDE = "Written by vla-rl. The same figures for scripts: summary.json beside 
 
 def fill(title: str, body: list[str], footer: str = _BESIDE) -> str:
     """The page as text, from its sections."""
-    template = importlib.resources.files("vla_rl").joinpath("report_template.html").read_text(encoding="utf-8")
+    template = (
+        importlib.resources.files("vla_rl")
+        .joinpath("report_template.html")
+        .read_text(encoding="utf-8")
+    )
     body = [*body, f"<footer>{footer}</footer>"]
     parts = {"title": escape(title), "body": "\n".join(s for s in body if s)}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template)
@@ -98,14 +116,16 @@ def run_sections(run: RunData, name: str) -> list[str]:
         _success(run),
         sections.videos(
             run,
-            "Held-out episodes in real time, the same initial states in each video. A frame turns green when the task "
-            "succeeds and red when time runs out.",
+            "Held-out episodes in real time, the same initial states in each video. A frame turns "
+            "green when the task succeeds and red when time runs out.",
         ),
         offline.section(run),
         _failures(run),
         actions.section(run),
         sections.notes(warnings([run])),
-        sections.section("Learning", _best(run), sections.success_curve(run), sections.diagnostics([run])),
+        sections.section(
+            "Learning", _best(run), sections.success_curve(run), sections.diagnostics([run])
+        ),
         sections.image_use(run),
         _tasks(run),
         sections.time([run]),
@@ -125,8 +145,9 @@ def _best(run: RunData) -> str:
         return ""
     which = words.best(run.best)
     return (
-        f"{escape(which[0].upper() + which[1:])}, did best and is kept as <code>checkpoints/best</code>. The best "
-        "of several rates on the same episodes flatters: other episodes judge it (<code>vla-rl eval</code>)."
+        f"{escape(which[0].upper() + which[1:])}, did best and is kept as "
+        "<code>checkpoints/best</code>. The best of several rates on the same episodes flatters: "
+        "other episodes judge it (<code>vla-rl eval</code>)."
     )
 
 
@@ -140,14 +161,18 @@ def _tiles(run: RunData) -> str:
         c = figures.paired(run)
         if c is not None:
             style = ("up" if c.difference > 0 else "down") if c.significant else ""
-            tiles.append((f"{words.signed(c.difference * 100)} points", "on the same episodes", style))
+            tiles.append(
+                (f"{words.signed(c.difference * 100)} points", "on the same episodes", style)
+            )
     elif run.names:
         tiles.append((percent(run.evaluations[run.names[0]].success_rate), "success", ""))
     if run.seconds:
         tiles.append((words.clock(run.seconds), "total time", ""))
     rl = run.phases.get("rl", {})
     if so_far := words.progress(rl):
-        tiles.append((f"{rl['done']} of {rl['of']}", "RL " + so_far.partition(f"{rl['of']} ")[2], "down"))
+        tiles.append(
+            (f"{rl['done']} of {rl['of']}", "RL " + so_far.partition(f"{rl['of']} ")[2], "down")
+        )
     steps, seconds = int(rl.get("control_steps") or 0), rl.get("seconds")
     if steps and seconds:
         tiles.append((short(steps), "control steps of RL", ""))
@@ -165,17 +190,34 @@ def _success(run: RunData) -> str:
         s = summarise(run.evaluations[name].outcomes)
         label = words.evaluation(name)
         low, high = percent(s["low"]), percent(s["high"])
-        note = f"{label}: {s['successes']} of {s['episodes']} = {percent(s['rate'])}, {low} to {high}"
-        rows.append(Interval(label, s["rate"], s["low"], s["high"], sections.evaluation_style(run.names, name), note))
+        note = (
+            f"{label}: {s['successes']} of {s['episodes']} = {percent(s['rate'])}, {low} to {high}"
+        )
+        rows.append(
+            Interval(
+                label,
+                s["rate"],
+                s["low"],
+                s["high"],
+                sections.evaluation_style(run.names, name),
+                note,
+            )
+        )
         details.append(
-            f"<b>{escape(label)}</b> solved {s['successes']} of {s['episodes']} ({percent(s['rate'])}; "
-            f"{s['low'] * 100:.1f} to {s['high'] * 100:.1f} %)"
+            f"<b>{escape(label)}</b> solved {s['successes']} of {s['episodes']} "
+            f"({percent(s['rate'])}; {s['low'] * 100:.1f} to {s['high'] * 100:.1f} %)"
         )
     first = run.evaluations[run.names[0]]
     how = "the most likely actions" if first.deterministic else "sampled actions"
-    where = "initial states that training never sees" if first.split == "held_out" else "training initial states"
+    where = (
+        "initial states that training never sees"
+        if first.split == "held_out"
+        else "training initial states"
+    )
     where = run.phases.get(f"eval_{run.names[0]}", {}).get("initial_states") or where
-    lead = f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
+    lead = (
+        f"Evaluated with {how} on {where}. Lines mark 95 % Wilson intervals. {', '.join(details)}."
+    )
     phase = run.phases.get(f"eval_{run.names[0]}", {})
     if conditions := phase.get("conditions"):
         lead += f" Conditions: {escape(conditions)}."
@@ -185,7 +227,9 @@ def _success(run: RunData) -> str:
         if gap := figures.gap_of(run, name):
             lead += f" <b>{escape(words.evaluation(name))}</b>, {escape(task_gap_text(gap))}."
     height = 46 if len(rows) < 5 else 30
-    chart = sections.both_widths(lambda width: interval_chart(rows, width=min(width, 760), row_height=height))
+    chart = sections.both_widths(
+        lambda width: interval_chart(rows, width=min(width, 760), row_height=height)
+    )
     return sections.section("Success", lead, chart, _squares(run))
 
 
@@ -196,9 +240,11 @@ def _squares(run: RunData) -> str:
         return ""
     a, b = (words.evaluation(name) for name in ends)
     kinds = {
-        (True, True): ("both", f"solved by both: {c.both}"), (False, True): ("won", f"only by {b}: {c.only_b}"),
-        (True, False): ("lost", f"only by {a}: {c.only_a}"), (False, False): ("neither", f"by neither: {c.neither}"),
-    }  # fmt: skip
+        (True, True): ("both", f"solved by both: {c.both}"),
+        (False, True): ("won", f"only by {b}: {c.only_b}"),
+        (True, False): ("lost", f"only by {a}: {c.only_a}"),
+        (False, False): ("neither", f"by neither: {c.neither}"),
+    }
     states = []
     for before, after in pairs:
         style, text = kinds[(before.success, after.success)]
@@ -209,8 +255,9 @@ def _squares(run: RunData) -> str:
     wide = episode_squares(states, size=size, columns=columns)
     narrow = episode_squares(states, size=size, columns=25)
     return (
-        f'<h3 class="gap">The same episodes, before and after</h3>{sections.legend(list(kinds.values()))}'
-        f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+        '<h3 class="gap">The same episodes, before and '
+        f'after</h3>{sections.legend(list(kinds.values()))}<div class="wide">{wide}</div><div '
+        f'class="narrow">{narrow}</div>'
     )
 
 
@@ -220,7 +267,9 @@ def _failures(run: RunData) -> str:
     lead = "Failed held-out episodes by how far they got"
     lead += ", before and after: what RL mended, and what is left." if len(names) > 1 else "."
     shown = sections.failure_figures(counts, {n: run.evaluations[n].episodes for n in names})
-    return sections.section("How it fails", lead if shown else "", shown, sections.failure_clips(run))
+    return sections.section(
+        "How it fails", lead if shown else "", shown, sections.failure_clips(run)
+    )
 
 
 def _tasks(run: RunData) -> str:
@@ -230,17 +279,24 @@ def _tasks(run: RunData) -> str:
     rows_of = {name: figures.per_task(run, name) for name in names}
     tasks = list(dict.fromkeys(t for rows in rows_of.values() for t in rows))
     columns = ("success", "95 % interval", "steps", "jerk")
-    head = "".join(f'<th colspan="4" class="group">{escape(words.evaluation(n))}</th>' for n in names)
+    head = "".join(
+        f'<th colspan="4" class="group">{escape(words.evaluation(n))}</th>' for n in names
+    )
     heads = "".join(f"<th>{c}</th>" for _ in names for c in columns)
     body = []
     lines = [(task, {n: rows_of[n].get(task) for n in names}, "") for task in tasks]
     keys = {task: f"eval/success/{task}" for task in tasks} | {"all tasks": "eval/success"}
-    on_the_way = {task: [rate for rate in run.series("rl", key)[1] if rate is not None] for task, key in keys.items()}
+    on_the_way = {
+        task: [rate for rate in run.series("rl", key)[1] if rate is not None]
+        for task, key in keys.items()
+    }
     tracked = any(on_the_way[task] for task in tasks)
     if tracked:
         head, heads = f'{head}<th class="group"></th>', f"{heads}<th>on the way, %</th>"
     if len(tasks) > 1:
-        lines.append(("all tasks", {n: summarise(run.evaluations[n].outcomes) for n in names}, "total"))
+        lines.append(
+            ("all tasks", {n: summarise(run.evaluations[n].outcomes) for n in names}, "total")
+        )
     for task, rows, style in lines:
         cells = [f"<td>{escape(task)}</td>"]
         for name in names:
@@ -251,21 +307,29 @@ def _tasks(run: RunData) -> str:
             css = sections.evaluation_style(names, name)
             bar = f'<span class="mini {css}"><i style="width:{s["rate"] * 100:.0f}%"></i></span>'
             cells.append(
-                f"<td>{bar}{percent(s['rate'])} <small>{s['successes']}/{s['episodes']}</small></td>"
+                f"<td>{bar}{percent(s['rate'])} "
+                f"<small>{s['successes']}/{s['episodes']}</small></td>"
                 f"<td>{s['low'] * 100:.0f}–{s['high'] * 100:.0f} %</td>"
-                f"<td>{words.optional(s['control_steps_to_success'])}</td><td>{words.optional(s['mean_jerk'])}</td>"
+                f"<td>{words.optional(s['control_steps_to_success'])}</td>"
+                f"<td>{words.optional(s['mean_jerk'])}</td>"
             )
         if tracked:
-            cells.append(f"<td>{', '.join(f'{rate * 100:.0f}' for rate in on_the_way[task]) or '–'}</td>")
+            cells.append(
+                f"<td>{', '.join(f'{rate * 100:.0f}' for rate in on_the_way[task]) or '–'}</td>"
+            )
         body.append(f'<tr class="{style}">{"".join(cells)}</tr>')
     last = run.evaluations[names[-1]]
     lead = (
-        f"Steps: mean control steps of successful episodes. Jerk: mean size of the third difference of the executed "
-        f"actions × control rate³ ({escape(last.jerk_unit)}); lower is smoother. One decision of the "
-        f"{escape(words.evaluation(names[-1]))} policy takes {last.latency_s * 1e3:.1f} ms alone and "
-        f"{last.seconds_per_decision * 1e3:.2f} ms in batches."
+        "Steps: mean control steps of successful episodes. Jerk: mean size of the third difference "
+        f"of the executed actions × control rate³ ({escape(last.jerk_unit)}); lower is smoother. "
+        f"One decision of the {escape(words.evaluation(names[-1]))} policy takes "
+        f"{last.latency_s * 1e3:.1f} ms alone and {last.seconds_per_decision * 1e3:.2f} ms in "
+        "batches."
     )
-    table = f"<table><tr><th class='group'></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
+    table = (
+        "<table><tr><th "
+        f"class='group'></th>{head}</tr><tr><th>Task</th>{heads}</tr>{''.join(body)}</table>"
+    )
     return sections.section("Tasks", lead, f'<div class="scroll">{table}</div>')
 
 
@@ -280,11 +344,18 @@ def _everything(run: RunData) -> str:
             x, y = run.series(phase, key)
             values = {v for v in y if v is not None}
             if len(values) < 2:
-                constants.append(("", [f"{escape(phase)} · {escape(key)}", ", ".join(map(short, values)) or "–"]))
+                constants.append(
+                    ("", [f"{escape(phase)} · {escape(key)}", ", ".join(map(short, values)) or "–"])
+                )
                 continue
             chart = line_chart([Series(run.label, x, y, "s0")], width=300, height=140, label=key)
             cells.append(f"<div><h3>{escape(key)}</h3><p>{escape(phase)}</p>{chart}</div>")
-    charts = f"<details><summary>{len(cells)} more curves</summary><div class='charts'>{''.join(cells)}</div></details>"
+    charts = (
+        f"<details><summary>{len(cells)} more curves</summary><div "
+        f"class='charts'>{''.join(cells)}</div></details>"
+    )
     table = sections.table(["Metric", "value"], constants)
     listed = f"<details><summary>{len(constants)} constant values</summary>{table}</details>"
-    return sections.section("All other metrics", "", charts if cells else "", listed if constants else "")
+    return sections.section(
+        "All other metrics", "", charts if cells else "", listed if constants else ""
+    )

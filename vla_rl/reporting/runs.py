@@ -1,4 +1,5 @@
-"""Reading run folders (see `metrics.py` for what one holds): what is missing stays empty, what is damaged is noted."""
+"""Reading run folders (see `metrics.py` for what one holds): what is missing stays empty, what
+is damaged is noted."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _COUNTS = ("seconds", "episodes", "control_steps", "iterations", "attempts", "up
 
 @dataclass
 class RunData:
-    """What a run folder holds. ``problems`` are files that could not be read; ``label`` names the run among others;
-    ``best`` says which policy ``checkpoints/best`` is (empty: there is none).
+    """What a run folder holds. ``problems`` are files that could not be read; ``label`` names the
+    run among others; ``best`` says which policy ``checkpoints/best`` is (empty: there is none).
 
     ``failures`` count the failed episodes of an evaluation by kind, in all under "" and per task.
     """
@@ -42,7 +43,8 @@ class RunData:
     failures: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
-    actions: dict[str, Any] = field(default_factory=dict)  # {policy: figures}, as `vla_rl.reporting.actions` reads them
+    # {policy: figures}, as `vla_rl.reporting.actions` reads them
+    actions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -64,7 +66,9 @@ class RunData:
     def series(self, phase: str, key: str) -> tuple[list[float], list[float | None]]:
         """Steps and values of a metric."""
         rows = [r for r in self.metrics if r["phase"] == phase and key in r]
-        return [float(r["step"]) for r in rows], [r[key] if _is_number(r[key]) else None for r in rows]
+        return [float(r["step"]) for r in rows], [
+            r[key] if _is_number(r[key]) else None for r in rows
+        ]
 
     def keys(self, phase: str) -> list[str]:
         found: dict[str, None] = {}
@@ -83,11 +87,14 @@ def _is_number(value: Any) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (METRICS_FILE, "phases.json")) or any(folder.glob("eval_*.json"))
+    return any((folder / name).exists() for name in (METRICS_FILE, "phases.json")) or any(
+        folder.glob("eval_*.json")
+    )
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The runs of a folder: itself, unless it holds ``seed_*`` folders, else all below it but those that were set aside.
+    """The runs of a folder: itself, unless it holds ``seed_*`` folders, else all below it but those
+    that were set aside.
 
     Raises `UserError` where there is none.
     """
@@ -97,8 +104,9 @@ def find_runs(folder: str | Path) -> list[Path]:
     inner = _runs_below(folder, _DEPTH) if folder.is_dir() else []
     if not inner:
         raise UserError(
-            f"{folder} is not a run: it holds no {METRICS_FILE}, phases.json or eval_*.json, nor does a folder in it. Name "
-            f"a folder that 'vla-rl quickstart' or 'vla-rl train' wrote, such as outputs/quickstart, or one of several runs."
+            f"{folder} is not a run: it holds no {METRICS_FILE}, phases.json or eval_*.json, nor "
+            "does a folder in it. Name a folder that 'vla-rl quickstart' or 'vla-rl train' wrote, "
+            "such as outputs/quickstart, or one of several runs."
         )
     return inner
 
@@ -139,7 +147,11 @@ def load_run(folder: str | Path) -> RunData:
         config=config,
         tree=tree,
         versions=_read(folder / "versions.json", problems),
-        phases=_recovered({n: _record(n, v, problems) for n, v in phases.items() if isinstance(v, dict)}, metrics, tree),
+        phases=_recovered(
+            {n: _record(n, v, problems) for n, v in phases.items() if isinstance(v, dict)},
+            metrics,
+            tree,
+        ),
         peak_memory_bytes=int(peak) if _is_number(peak) else 0,
         metrics=metrics,
         evaluations=evaluations,
@@ -159,7 +171,9 @@ def _read(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.name} could not be read ({error}).")
         return {}
     if not isinstance(value, dict):
-        problems.append(f"{path.name} could not be read (it holds a {type(value).__name__}, not an object).")
+        problems.append(
+            f"{path.name} could not be read (it holds a {type(value).__name__}, not an object)."
+        )
         return {}
     return value
 
@@ -173,7 +187,11 @@ def _record(name: str, record: dict[str, Any], problems: list[str]) -> dict[str,
 
 def _read_best(path: Path, problems: list[str]) -> dict[str, Any]:
     note = _read(path, problems)
-    return note if all(_is_number(note.get(key)) for key in ("iteration", "success", "episodes")) else {}
+    return (
+        note
+        if all(_is_number(note.get(key)) for key in ("iteration", "success", "episodes"))
+        else {}
+    )
 
 
 def _read_config(path: Path, problems: list[str]) -> tuple[str, dict[str, Any]]:
@@ -198,7 +216,8 @@ def _read_config(path: Path, problems: list[str]) -> tuple[str, dict[str, Any]]:
 def _read_evaluations(
     folder: Path, problems: list[str]
 ) -> tuple[dict[str, EvaluationResult], dict[str, dict[str, dict[str, int]]]]:
-    """The results in the order of the phases, and how their episodes failed where the files say it."""
+    """The results in the order of the phases, and how their episodes failed where the files say
+    it."""
     results, failures = {}, {}
     names = (path.stem.removeprefix("eval_") for path in folder.glob("eval_*.json"))
     for name in sorted(names, key=words.evaluation_order):
@@ -210,7 +229,11 @@ def _read_evaluations(
             continue
         raw = _read(path, problems)
         parts = {"": raw.get("total"), **(raw.get("tasks") or {})}
-        told = {task: part["failures"] for task, part in parts.items() if isinstance(part, dict) and "failures" in part}
+        told = {
+            task: part["failures"]
+            for task, part in parts.items()
+            if isinstance(part, dict) and "failures" in part
+        }
         if "" in told:
             failures[name] = {task: dict(kinds) for task, kinds in told.items()}
     known = any(kinds for parts in failures.values() for kinds in parts.values())
@@ -220,9 +243,11 @@ def _read_evaluations(
 def _recovered(
     phases: dict[str, dict[str, Any]], metrics: list[dict[str, Any]], tree: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The phase records; those of a killed process with ``done``, ``of``, ``unit`` and the costs that it had logged.
+    """The phase records; those of a killed process with ``done``, ``of``, ``unit`` and the costs
+    that it had logged.
 
-    ``phases.json`` is written when a phase ends or is interrupted, so a kill leaves nothing of it there.
+    ``phases.json`` is written when a phase ends or is interrupted, so a kill leaves nothing of it
+    there.
     """
     found = dict(phases)
     for name, (unit, where) in ((row.name, row.steps) for row in PHASES.values() if row.steps):
@@ -234,15 +259,21 @@ def _recovered(
             continue
         last = rows[-1]
         filled = {"complete": False, "done": int(last["step"]), "of": total, "unit": f"{unit}s"}
-        filled |= {k: int(last[k]) for k in ("episodes", "control_steps") if _is_number(last.get(k))}
-        found[name] = {**record, **filled, "seconds": max(float(record.get("seconds") or 0), _spent(rows, metrics))}
+        filled |= {
+            k: int(last[k]) for k in ("episodes", "control_steps") if _is_number(last.get(k))
+        }
+        found[name] = {
+            **record,
+            **filled,
+            "seconds": max(float(record.get("seconds") or 0), _spent(rows, metrics)),
+        }
     order = [*(n for n in PHASES if n in found), *(n for n in found if n not in PHASES)]
     return {name: found[name] for name in order}
 
 
 def _spent(rows: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> float:
-    """Seconds of a phase from the times of its rows. Its begin is not logged: the first stretch counts as the mean of the
-    others, or, where there is one row alone, from the row before."""
+    """Seconds of a phase from the times of its rows. Its begin is not logged: the first stretch
+    counts as the mean of the others, or, where there is one row alone, from the row before."""
     first, last = rows[0], rows[-1]
     at = metrics.index(first)
     steps = last["step"] - first["step"]

@@ -1,7 +1,8 @@
 """Several runs: which of them are alike, and figures over the seeds of those.
 
-Episodes of one run share a policy, so they are not independent trials of a method: seeds are. Figures of a group are
-therefore medians, worst and best over its runs, with Student's t interval of their mean.
+Episodes of one run share a policy, so they are not independent trials of a method: seeds are.
+Figures of a group are therefore medians, worst and best over its runs, with Student's t interval of
+their mean.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ABSENT = "–"
 class Group:
     """Runs that differ in nothing but the seed and the machine.
 
-    ``settings``: where they differ from other groups; ``name``: as many of them as tell the group from all others.
+    ``settings``: where they differ from other groups; ``name``: as many of them as tell the group
+    from all others.
     """
 
     runs: list[RunData]
@@ -43,7 +45,9 @@ class Group:
     def unit(self) -> str:
         """What the runs are called together: seeds, where each has its own."""
         seeds = {r.seed for r in self.runs}
-        return words.plural("seed" if len(seeds) == len(self.runs) and None not in seeds else "run", len(self.runs))
+        return words.plural(
+            "seed" if len(seeds) == len(self.runs) and None not in seeds else "run", len(self.runs)
+        )
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -61,7 +65,6 @@ class Group:
         ends = self.ends
         return [r for r in self.runs if ends and all(name in r.evaluations for name in ends)]
 
-
     @property
     def minutes(self) -> list[float]:
         """Of the runs that have come to the last evaluation, if any has."""
@@ -76,9 +79,10 @@ def written(value: Any) -> str:
     return json.dumps(value).replace('"', "")
 
 
-# -------------------------------------------------------------------------------------------------------------- grouping
+# ----------------------------------------------------------------------------------------- grouping
 def group_runs(runs: Sequence[RunData]) -> list[Group]:
-    """The runs in groups of equal config; seed, name and what belongs to the machine do not count."""
+    """The runs in groups of equal config; seed, name and what belongs to the machine do not
+    count."""
     groups: list[Group] = []
     for run in runs:
         values = _compared(run)
@@ -90,8 +94,12 @@ def group_runs(runs: Sequence[RunData]) -> list[Group]:
     keys = differing_keys(groups)
     naming = naming_keys(groups)
     for group in groups:
-        group.settings = {k: group.values[k] for k in keys if k in group.values and _tells(k, group, groups)}
-        group.name = ", ".join(f"{k}={written(group.values[k])}" for k in naming if k in group.values)
+        group.settings = {
+            k: group.values[k] for k in keys if k in group.values and _tells(k, group, groups)
+        }
+        group.name = ", ".join(
+            f"{k}={written(group.values[k])}" for k in naming if k in group.values
+        )
     _label([r for g in groups for r in g.runs], groups)
     return groups
 
@@ -104,7 +112,8 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def naming_keys(groups: Sequence[Group]) -> list[str]:
-    """Few keys that tell every group from every other: tasks, kinds of components, then what splits most; paths last."""
+    """Few keys that tell every group from every other: tasks, kinds of components, then what
+    splits most; paths last."""
     keys = differing_keys(groups)
     chosen = [k for k in keys if k == "tasks" or k.endswith(".type")]
     for rest in ([k for k in keys if k not in _PATHS], list(_PATHS)):
@@ -122,7 +131,8 @@ def _classes(groups: Sequence[Group], keys: Sequence[str]) -> int:
 
 
 def _tells(key: str, group: Group, groups: Sequence[Group]) -> bool:
-    """Whether a key tells a group from one with the same component; options of another component say nothing more."""
+    """Whether a key tells a group from one with the same component; options of another component
+    say nothing more."""
     kind = f"{key.partition('.')[0]}.type"
     if key == kind or kind not in group.values:
         return True
@@ -131,7 +141,8 @@ def _tells(key: str, group: Group, groups: Sequence[Group]) -> bool:
 
 
 def _compared(run: RunData) -> dict[str, Any]:
-    """The flat config without seed, name and machine; without a config, the tasks that were evaluated."""
+    """The flat config without seed, name and machine; without a config, the tasks that were
+    evaluated."""
     if not run.tree:
         return {"tasks": sorted({o.task_id for e in run.evaluations.values() for o in e.outcomes})}
     values = {}
@@ -143,7 +154,8 @@ def _compared(run: RunData) -> dict[str, Any]:
 
 
 def _without_seed(value: Any, seed: int | None) -> Any:
-    """A path with the run's own seed in it (``starts/seed_3/checkpoints/sft``) is the same for every seed."""
+    """A path with the run's own seed in it (``starts/seed_3/checkpoints/sft``) is the same for
+    every seed."""
     if not isinstance(value, str) or seed is None:
         return value
     found = list(re.finditer(rf"(?<!\d){seed}(?!\d)", value))
@@ -159,7 +171,8 @@ def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _label(runs: Sequence[RunData], groups: Sequence[Group]) -> None:
-    """Seeds name the runs of one group; among several groups, or where a seed is there twice, folders do."""
+    """Seeds name the runs of one group; among several groups, or where a seed is there twice,
+    folders do."""
     seeds = [r.seed for r in runs]
     if len(groups) == 1 and None not in seeds and len(set(seeds)) == len(seeds):
         return
@@ -168,34 +181,60 @@ def _label(runs: Sequence[RunData], groups: Sequence[Group]) -> None:
         run.label = run.path.name if len(twins) == 1 else f"{run.path.parent.name}/{run.path.name}"
 
 
-# --------------------------------------------------------------------------------------------------------------- figures
-def spread(values: Sequence[float], pooled: tuple[float, float] | None, low: float, high: float) -> dict[str, Any]:
-    """Median, worst, best and mean over runs; "low" and "high" are the 95 % interval of the mean (None for one run).
+# ------------------------------------------------------------------------------------------ figures
+def spread(
+    values: Sequence[float], pooled: tuple[float, float] | None, low: float, high: float
+) -> dict[str, Any]:
+    """Median, worst, best and mean over runs; "low" and "high" are the 95 % interval of the mean
+    (None for one run).
 
-    Student's t, kept in ``low`` … ``high``. It is never narrower than ``pooled``, the interval as if episodes of all runs
-    were independent: seeds that happen to agree, such as three times 100 %, would make it a point.
+    Student's t, kept in ``low`` … ``high``. It is never narrower than ``pooled``, the interval as
+    if episodes of all runs were independent: seeds that happen to agree, such as three times 100 %,
+    would make it a point.
     """
-    found = {"median": median(values), "worst": min(values), "best": max(values), "mean": fmean(values), "runs": len(values)}
+    found = {
+        "median": median(values),
+        "worst": min(values),
+        "best": max(values),
+        "mean": fmean(values),
+        "runs": len(values),
+    }
     interval = mean_interval(values)
     if interval is None:
         return {**found, "low": None, "high": None}
     bottom, top = pooled or interval
-    return {**found, "low": max(low, min(interval[0], bottom)), "high": min(high, max(interval[1], top))}
+    return {
+        **found,
+        "low": max(low, min(interval[0], bottom)),
+        "high": min(high, max(interval[1], top)),
+    }
 
 
-def rates(group: Group, name: str, of: Callable[[RunData], Mapping[str, Any] | None] | None = None) -> dict[str, Any] | None:
-    """`spread` of the success rates of an evaluation (or of what ``of`` takes from a run); None where no run has it."""
-    take = of or (lambda r: summarise(r.evaluations[name].outcomes) if name in r.evaluations else None)
+def rates(
+    group: Group, name: str, of: Callable[[RunData], Mapping[str, Any] | None] | None = None
+) -> dict[str, Any] | None:
+    """`spread` of the success rates of an evaluation (or of what ``of`` takes from a run); None
+    where no run has it."""
+    take = of or (
+        lambda r: summarise(r.evaluations[name].outcomes) if name in r.evaluations else None
+    )
     rows = [row for r in group.runs if (row := take(r)) is not None]
     if not rows:
         return None
-    pooled = wilson_interval(sum(row["successes"] for row in rows), sum(row["episodes"] for row in rows))
-    return {**spread([row["rate"] for row in rows], pooled, 0.0, 1.0), "episodes": sum(row["episodes"] for row in rows)}
+    pooled = wilson_interval(
+        sum(row["successes"] for row in rows), sum(row["episodes"] for row in rows)
+    )
+    return {
+        **spread([row["rate"] for row in rows], pooled, 0.0, 1.0),
+        "episodes": sum(row["episodes"] for row in rows),
+    }
 
 
 def task_rates(group: Group, name: str) -> dict[str, dict[str, Any]]:
     """`rates` of each task."""
-    tasks = dict.fromkeys(t for r in group.runs if name in r.evaluations for t in r.evaluations[name].per_task())
+    tasks = dict.fromkeys(
+        t for r in group.runs if name in r.evaluations for t in r.evaluations[name].per_task()
+    )
 
     def of(task: str) -> Callable[[RunData], Mapping[str, Any] | None]:
         return lambda r: r.evaluations[name].per_task().get(task) if name in r.evaluations else None
@@ -204,7 +243,8 @@ def task_rates(group: Group, name: str) -> dict[str, dict[str, Any]]:
 
 
 def difference(group: Group) -> dict[str, Any] | None:
-    """`spread` of each run's difference on its same episodes, with how many runs rose and fell; None without any."""
+    """`spread` of each run's difference on its same episodes, with how many runs rose and fell;
+    None without any."""
     comparisons = [c for r in group.finished if (c := figures.paired(r)) is not None]
     if not comparisons or group.ends is None:
         return None
@@ -212,7 +252,10 @@ def difference(group: Group) -> dict[str, Any] | None:
     pooled = compare_outcomes(pairs)
     values = [c.difference for c in comparisons]
     row = spread(values, (pooled.difference_low, pooled.difference_high), -1.0, 1.0)
-    return figures.named(group.ends, {**row, "above": sum(v > 0 for v in values), "below": sum(v < 0 for v in values)})
+    return figures.named(
+        group.ends,
+        {**row, "above": sum(v > 0 for v in values), "below": sum(v < 0 for v in values)},
+    )
 
 
 def failures(runs: Sequence[RunData], name: str) -> dict[str, int] | None:
@@ -225,7 +268,8 @@ def failures(runs: Sequence[RunData], name: str) -> dict[str, int] | None:
 
 
 def median_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, int]]:
-    """(episodes, median success, number of runs) where at least half of the runs, and two, have got to.
+    """(episodes, median success, number of runs) where at least half of the runs, and two, have got
+    to.
 
     Between two points of a run its curve is straight.
     """
@@ -257,13 +301,17 @@ def verdict(groups: Sequence[Group]) -> tuple[str, str]:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return (
         f"{count} runs of {len(groups)} kinds, side by side",
-        f"They differ in {', '.join(keys[:_SHOWN])}{more}. Unlike runs are not pooled: each kind has its own figures.",
+        f"They differ in {', '.join(keys[:_SHOWN])}{more}. Unlike runs are not pooled: each kind "
+        "has its own figures.",
     )
 
 
 def group_verdict(group: Group) -> tuple[str, str]:
     if not group.names:
-        return "These runs have no evaluation yet", "Success figures appear once an evaluation phase is complete."
+        return (
+            "These runs have no evaluation yet",
+            "Success figures appear once an evaluation phase is complete.",
+        )
     over, missing = f"{len(group.runs)} {group.unit}", len(group.runs) - len(group.finished)
     change = difference(group)
     if change is None or group.ends is None:
@@ -271,7 +319,10 @@ def group_verdict(group: Group) -> tuple[str, str]:
         s = rates(group, name)
         assert s is not None
         head = f"The {words.evaluation(name)} policies solve a median of {percent(s['median'])}"
-        return f"{head} over {s['runs']} {group.unit}", f"Worst {percent(s['worst'])}, best {percent(s['best'])}."
+        return (
+            f"{head} over {s['runs']} {group.unit}",
+            f"Worst {percent(s['worst'])}, best {percent(s['best'])}.",
+        )
     done = Group(group.finished, group.values)
     before, after = (rates(done, name) for name in group.ends)
     assert before is not None and after is not None
@@ -279,21 +330,31 @@ def group_verdict(group: Group) -> tuple[str, str]:
     clear = change["low"] is not None and (change["low"] > 0 or change["high"] < 0)
     verb = ("raised" if change["mean"] > 0 else "lowered") if clear else "moved"
     head = (
-        f"{b} {verb} success from a median of {percent(before['median'])} to {percent(after['median'])} over "
-        f"{change['runs']} {done.unit} (worst {percent(after['worst'])}, best {percent(after['best'])})"
+        f"{b} {verb} success from a median of {percent(before['median'])} to "
+        f"{percent(after['median'])} over {change['runs']} {done.unit} (worst "
+        f"{percent(after['worst'])}, best {percent(after['best'])})"
     )
-    interval = "" if change["low"] is None else (
-        f" (95 % interval over {done.unit} {words.signed(change['low'] * 100)} to {words.signed(change['high'] * 100)})"
-    )  # fmt: skip
+    interval = (
+        ""
+        if change["low"] is None
+        else (
+            f" (95 % interval over {done.unit} {words.signed(change['low'] * 100)} to "
+            f"{words.signed(change['high'] * 100)})"
+        )
+    )
     evidence = (
-        f"Mean difference {words.signed(change['mean'] * 100)} points{interval}; {b} ended above {a} in {change['above']}, "
-        f"below it in {change['below']} of {change['runs']} runs."
+        f"Mean difference {words.signed(change['mean'] * 100)} points{interval}; {b} ended above "
+        f"{a} in {change['above']}, below it in {change['below']} of {change['runs']} runs."
     )
-    waiting = f" {missing} of {over} {'has' if missing == 1 else 'have'} no last evaluation yet." if missing else ""
+    waiting = (
+        f" {missing} of {over} {'has' if missing == 1 else 'have'} no last evaluation yet."
+        if missing
+        else ""
+    )
     return head if clear else f"{head}: no more than chance explains", evidence + waiting
 
 
-# --------------------------------------------------------------------------------------------------------------- summary
+# ------------------------------------------------------------------------------------------ summary
 def group_summary(group: Group) -> dict[str, Any]:
     """The figures of a group of alike runs, for scripts."""
     evaluations = {}
@@ -310,8 +371,12 @@ def group_summary(group: Group) -> dict[str, Any]:
         "seeds": [r.seed for r in group.runs],
         "evaluations": evaluations,
         "difference": difference(group),
-        "learning_curve": [{"episodes": at, "success": rate, "runs": count} for at, rate, count in curve],
-        "image_use": {"median": median(use), "worst": min(use), "best": max(use), "runs": len(use)} if use else None,
+        "learning_curve": [
+            {"episodes": at, "success": rate, "runs": count} for at, rate, count in curve
+        ],
+        "image_use": {"median": median(use), "worst": min(use), "best": max(use), "runs": len(use)}
+        if use
+        else None,
         **figures.costs(group.runs),
     }
 
@@ -322,8 +387,14 @@ def notes(group: Group) -> list[str]:
     seeds = [r.seed for r in group.runs if r.seed is not None]
     if twice := sorted({s for s in seeds if seeds.count(s) > 1}):
         which = f"{words.plural('Seed', len(twice))} {', '.join(map(str, twice))}"
-        found.append(f"{which} ran more than once: such runs are not independent, so the interval is too narrow.")
+        found.append(
+            f"{which} ran more than once: such runs are not independent, so the interval "
+            "is too narrow."
+        )
     commits = {str(r.versions["git_commit"]) for r in group.runs if r.versions.get("git_commit")}
     if len(commits) > 1:
-        found.append(f"The runs are of {len(commits)} different commits: {', '.join(c[:12] for c in sorted(commits))}.")
+        found.append(
+            f"The runs are of {len(commits)} different commits: "
+            f"{', '.join(c[:12] for c in sorted(commits))}."
+        )
     return found

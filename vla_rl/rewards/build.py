@@ -27,11 +27,11 @@ from vla_rl.types import EmbodimentSpec
 REWARD_FILE, STATE_FOLDER = "reward.json", "state"
 
 
-# ------------------------------------------------------------------------------------------------------------- building
+# ----------------------------------------------------------------------------------------- building
 @dataclass(frozen=True)
 class RewardContext:
-    """What surrounds a reward model: the algorithm's config, the robot, the policy RL starts from, and how far apart
-    (control steps) the frames of demonstrations are."""
+    """What surrounds a reward model: the algorithm's config, the robot, the policy RL starts from,
+    and how far apart (control steps) the frames of demonstrations are."""
 
     algorithm: Any = None
     embodiment: EmbodimentSpec | None = None
@@ -40,9 +40,11 @@ class RewardContext:
 
 
 def build_reward(kind: str, config: Any, context: RewardContext | None = None) -> Any:
-    """The reward model ``kind`` of the config, its trained state loaded where ``config.checkpoint`` names one.
+    """The reward model ``kind`` of the config, its trained state loaded where ``config.checkpoint``
+    names one.
 
-    Raises `ConfigError` where the reward cannot work with this algorithm or policy, `CheckpointError` for a bad folder.
+    Raises `ConfigError` where the reward cannot work with this algorithm or policy,
+    `CheckpointError` for a bad folder.
     """
     context = context or RewardContext()
     config = linked_to_algorithm(config, context.algorithm)
@@ -61,7 +63,9 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
     if options.reference and isinstance(model, ReferenceReward):
         from vla_rl.data.trajectories import trajectories_of_dataset
 
-        model.set_references(trajectories_of_dataset(options.reference, context.embodiment, stride=context.stride))
+        model.set_references(
+            trajectories_of_dataset(options.reference, context.embodiment, stride=context.stride)
+        )
     return model
 
 
@@ -69,23 +73,27 @@ def reads_policy(config: Any) -> bool:
     """Whether a reward's config (or one of its parts) asks for the policy's own image features."""
     options = asked(config, RewardOptions)
     return asked(options.encoder, EncoderOptions).type == "policy" or any(
-        (part.get("encoder") or {}).get("type") == "policy" for part in (options.parts or {}).values()
+        (part.get("encoder") or {}).get("type") == "policy"
+        for part in (options.parts or {}).values()
     )
 
 
 def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
-    """The policy's own image features. Raises `ConfigError` where there is no policy, or it has none."""
+    """The policy's own image features. Raises `ConfigError` where there is no policy, or it has
+    none."""
     if policy is None or not isinstance(policy, ImageFeatures):
         who = "no policy is at hand" if policy is None else f"{type(policy).__name__} has none"
         raise ConfigError(
-            f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: use the reward inside a run "
-            f"with such a policy, or choose reward.encoder.type=pooled, timm or vjepa2"
+            f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: "
+            "use the reward inside a run with such a policy, or choose "
+            "reward.encoder.type=pooled, timm or vjepa2"
         )
     return policy.image_features
 
 
 def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
-    """The reward's config with discount and end of episodes taken from the algorithm, where it leaves them open.
+    """The reward's config with discount and end of episodes taken from the algorithm, where it
+    leaves them open.
 
     Raises `ConfigError` for a potential under group-relative advantages.
     """
@@ -95,11 +103,15 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
     options = asked(algorithm, AlgorithmOptions)
     refuse_potential(shaping, algorithm)
     changes: dict[str, Any] = {}
-    changes["gamma_per_control_step"] = shaping.gamma_per_control_step or options.gamma_per_control_step  # one unit of time
+    # one unit of time
+    changes["gamma_per_control_step"] = (
+        shaping.gamma_per_control_step or options.gamma_per_control_step
+    )
     if shaping.gamma < 0:
         changes["gamma"] = options.gamma
     if shaping.truncated_end == "auto":
-        # What needs no value (group-relative advantages, reinforce++) sums rewards to the end and never bootstraps there.
+        # What needs no value (group-relative advantages, reinforce++) sums rewards to the end and
+        # never bootstraps there.
         bootstraps = advantage_of(algorithm).needs_value and options.bootstrap_truncated
         changes["truncated_end"] = "keep" if bootstraps else "zero"
     return dataclasses.replace(config, shaping=dataclasses.replace(shaping, **changes))
@@ -107,27 +119,41 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
 
 def fit_updates(config: Any) -> int:
     """How many updates `fit` makes (of several parts: the longest), for a progress bar."""
-    parts = [config.part(name, part)[1] for name, part in (asked(config, RewardOptions).parts or {}).items()]
+    parts = [
+        config.part(name, part)[1]
+        for name, part in (asked(config, RewardOptions).parts or {}).items()
+    ]
     return max([1, *[asked(c, RewardOptions).updates or 1 for c in (config, *parts)]])
 
 
-# --------------------------------------------------------------------------------------------------------------- saving
-def save_reward(folder: Path | str, kind: str, config: Any, reward: Any, figures: Mapping[str, Any] | None = None) -> None:
-    """Write a trained reward: ``reward.json`` (type, config, figures of the fit) and ``state/`` (no pickles)."""
+# ------------------------------------------------------------------------------------------- saving
+def save_reward(
+    folder: Path | str,
+    kind: str,
+    config: Any,
+    reward: Any,
+    figures: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a trained reward: ``reward.json`` (type, config, figures of the fit) and ``state/``
+    (no pickles)."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_state(folder / STATE_FOLDER, reward.state_dict())
-    write_json(folder / REWARD_FILE, {"type": kind, "config": dataclasses.asdict(config), "figures": dict(figures or {})})
+    write_json(
+        folder / REWARD_FILE,
+        {"type": kind, "config": dataclasses.asdict(config), "figures": dict(figures or {})},
+    )
 
 
 def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
-    """Load what `save_reward` wrote into ``reward``. Raises `CheckpointError` that names the folder."""
+    """Load what `save_reward` wrote into ``reward``. Raises `CheckpointError` that names the
+    folder."""
     folder = Path(folder)
     stored, _ = _stored(folder, "reward.checkpoint")
     if stored != kind:
         raise CheckpointError(
-            f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for {kind!r}: use "
-            f"reward={stored}"
+            f"reward.checkpoint={folder} holds a reward of type {stored!r}, the config asks for "
+            f"{kind!r}: use reward={stored}"
         )
     state = load_state(folder / STATE_FOLDER)
     with restoring(folder, f"a trained reward of type {kind!r}"):
@@ -135,15 +161,17 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
 
 
 def demonstration_filter(folder: str) -> FilteringReward:
-    """``sft.filter``: the reward that `save_reward` wrote, as it was configured. Raises `CheckpointError` for a folder
-    without one, `ConfigError` for one that cannot tell."""
+    """``sft.filter``: the reward that `save_reward` wrote, as it was configured. Raises
+    `CheckpointError` for a folder without one, `ConfigError` for one that cannot tell."""
     kind, values = _stored(Path(folder), "sft.filter")
     where = f"sft.filter={folder}: {REWARD_FILE}: config"
-    reward = build_reward(kind, checked(build.config_class("reward", kind), {**values, "checkpoint": folder}, where))
+    reward = build_reward(
+        kind, checked(build.config_class("reward", kind), {**values, "checkpoint": folder}, where)
+    )
     if not isinstance(reward, FilteringReward):
         raise ConfigError(
-            f"sft.filter={folder} holds a {type(reward).__name__}, which does not say what is worth imitating: give one of "
-            f"'vla-rl reward fit reward=value_progress data=FOLDER'"
+            f"sft.filter={folder} holds a {type(reward).__name__}, which does not say what is "
+            "worth imitating: give one of 'vla-rl reward fit reward=value_progress data=FOLDER'"
         )
     return reward
 
@@ -155,5 +183,6 @@ def _stored(folder: Path, key: str) -> tuple[str, Mapping[str, Any]]:
         return str(stored["type"]), stored.get("config", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{key}={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward fit' wrote"
+            f"{key}={folder} is no trained reward ({error}). Give a folder that 'vla-rl reward "
+            "fit' wrote"
         ) from error

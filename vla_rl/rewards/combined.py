@@ -9,37 +9,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.advantages import RunningScale, decision_discounts, decision_rewards, discounted_returns
+from vla_rl.algorithms.advantages import (
+    RunningScale,
+    decision_discounts,
+    decision_rewards,
+    discounted_returns,
+)
 from vla_rl.asked import ShapingOptions, asked
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.errors import UserError
 from vla_rl.interfaces import ProgressReward, RewardModel
 from vla_rl.rewards.build import build_reward
-from vla_rl.rewards.handle import is_fitted, is_learned, metrics_of, prepare, shaping_of, state_of, wants_demonstrations
+from vla_rl.rewards.handle import (
+    is_fitted,
+    is_learned,
+    metrics_of,
+    prepare,
+    shaping_of,
+    state_of,
+    wants_demonstrations,
+)
 from vla_rl.types import Trajectory
 
 
 @dataclass
 class Part:
-    reward: Any  # a `RewardModel`, and perhaps more: fitted, asking for demonstrations, estimating progress
+    # a `RewardModel`, and perhaps more: fitted, asking for demonstrations, estimating progress
+    reward: Any
     weight: float
     scale: RunningScale = field(default_factory=RunningScale)
     largest: float = 0.0
 
     def amounts(self, rewards: Sequence[Tensor], trajectories: Sequence[Trajectory]) -> Tensor:
-        """What says how much this part pays: its sum over each trajectory [m]; of a potential, which sums to −Φ of the
-        start whatever happens, the discounted reward to go of each decision [n], which is −Φ(s) beside the success."""
+        """What says how much this part pays: its sum over each trajectory [m]; of a potential,
+        which sums to −Φ of the start whatever happens, the discounted reward to go of each decision
+        [n], which is −Φ(s) beside the success."""
         shaping = shaping_of(self.reward)
         if asked(shaping, ShapingOptions).mode != "potential":
             return torch.stack([r.sum() for r in rewards])
         gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
         valid = torch.cat([t.valid for t in trajectories])
         discounts = decision_discounts(valid, gamma, shaping.gamma_per_control_step)
-        paid = decision_rewards(torch.cat(list(rewards)), valid, gamma if shaping.gamma_per_control_step else 1.0)
+        paid = decision_rewards(
+            torch.cat(list(rewards)), valid, gamma if shaping.gamma_per_control_step else 1.0
+        )
         return discounted_returns(paid, discounts, torch.tensor([len(r) for r in rewards]))
 
     def divisor(self, amounts: Tensor, normalise: str) -> float:
-        """What this part is divided by, statistics of its `amounts` taken in first; 1 while there is no spread."""
+        """What this part is divided by, statistics of its `amounts` taken in first; 1 while
+        there is no spread."""
         if normalise == "running_std":
             value = self.scale.update(amounts - amounts.mean())
         elif normalise == "range":
@@ -52,7 +70,9 @@ class Part:
 class CombinedReward:
     """Weighted sum of reward models, each normalised for itself."""
 
-    def __init__(self, config: CombinedConfig, build_part: Callable[[str, Any], RewardModel] = build_reward):
+    def __init__(
+        self, config: CombinedConfig, build_part: Callable[[str, Any], RewardModel] = build_reward
+    ):
         self.config = config
         self.parts: dict[str, Part] = {}
         for name, options in config.parts.items():
@@ -65,7 +85,8 @@ class CombinedReward:
         return any(is_learned(p.reward) for p in self.parts.values())
 
     def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
-        """Normalised, not yet weighted rewards of each part: per decision, or of all per control step where one is."""
+        """Normalised, not yet weighted rewards of each part: per decision, or of all per control
+        step where one is."""
         self._metrics = {}
         out = {}
         for name, part in self.parts.items():
@@ -74,13 +95,19 @@ class CombinedReward:
                 sums = torch.stack([r.sum() for r in rewards])
                 divisor = part.divisor(part.amounts(rewards, trajectories), self.config.normalise)
                 rewards = [r / divisor for r in rewards]
-                self._metrics |= {f"reward/{name}_mean": float(sums.mean()), f"reward/{name}_divisor": divisor}
+                self._metrics |= {
+                    f"reward/{name}_mean": float(sums.mean()),
+                    f"reward/{name}_divisor": divisor,
+                }
             out[name] = rewards
             for key, value in metrics_of(part.reward).items():
                 self._metrics.setdefault(key, value)
         if any(r.ndim == 2 for rewards in out.values() for r in rewards):
             place = [t.in_last_steps for t in trajectories]
-            out = {n: [r if r.ndim == 2 else at(r) for at, r in zip(place, rewards)] for n, rewards in out.items()}
+            out = {
+                n: [r if r.ndim == 2 else at(r) for at, r in zip(place, rewards)]
+                for n, rewards in out.items()
+            }
         return out
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
@@ -88,7 +115,9 @@ class CombinedReward:
         return self.total(self.score_parts(trajectories))
 
     def total(self, parts: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-        weighted = [[self.parts[name].weight * r for r in rewards] for name, rewards in parts.items()]
+        weighted = [
+            [self.parts[name].weight * r for r in rewards] for name, rewards in parts.items()
+        ]
         return [torch.stack(list(rows)).sum(0) for rows in zip(*weighted)]
 
     def prepare(self, trajectory: Trajectory) -> None:
@@ -109,19 +138,24 @@ class CombinedReward:
                 part.reward.set_demonstrations(trajectories)
 
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Weighted mean of what the parts that estimate progress say. Raises `UserError` where none does."""
-        able = [p for p in self.parts.values() if isinstance(p.reward, ProgressReward) and p.weight > 0]
+        """Weighted mean of what the parts that estimate progress say. Raises `UserError` where
+        none does."""
+        able = [
+            p for p in self.parts.values() if isinstance(p.reward, ProgressReward) and p.weight > 0
+        ]
         if not able:
             raise UserError(
-                f"none of the parts {', '.join(self.parts)} with a positive weight estimates progress: judge a learned "
-                "reward"
+                f"none of the parts {', '.join(self.parts)} with a positive weight estimates "
+                "progress: judge a learned reward"
             )
         total = sum(p.weight for p in able)
         curves = [[p.weight / total * c for c in p.reward.progress(trajectories)] for p in able]
         return [torch.stack(list(rows)).sum(0) for rows in zip(*curves)]
 
     def fit(
-        self, trajectories: Sequence[Trajectory], progress: Callable[[int, float], None] | None = None
+        self,
+        trajectories: Sequence[Trajectory],
+        progress: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
         """Train the parts that are not trained yet, or all learned ones where all are."""
         able = {n: p.reward for n, p in self.parts.items() if is_learned(p.reward)}
@@ -132,8 +166,12 @@ class CombinedReward:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        states = {n: state for n, p in self.parts.items() if (state := state_of(p.reward)) is not None}
-        scales = {n: {"scale": p.scale.state_dict(), "largest": p.largest} for n, p in self.parts.items()}
+        states = {
+            n: state for n, p in self.parts.items() if (state := state_of(p.reward)) is not None
+        }
+        scales = {
+            n: {"scale": p.scale.state_dict(), "largest": p.largest} for n, p in self.parts.items()
+        }
         return {"fitted": is_fitted(self), "parts": states, "scales": scales}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

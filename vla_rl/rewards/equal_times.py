@@ -1,12 +1,15 @@
-"""What a reward says of success at equal times, and what can be said of it without looking: from the clock, from the arm.
+"""What a reward says of success at equal times, and what can be said of it without looking: from
+the clock, from the arm.
 
-A task's own end makes ends unlike: successes stop early and failures at the limit, so that the length of an episode alone
-tells them apart (`clock_auc`). Here a success is compared with a failure at the decision at which the first of the two
-ended, and the other is cut there (`cut_at`), so that a model cannot know how long it went on; how they ended it is not told
-either. A clock says the same of both, which is an AUC of 1/2.
+A task's own end makes ends unlike: successes stop early and failures at the limit, so that the
+length of an episode alone tells them apart (`clock_auc`). Here a success is compared with a failure
+at the decision at which the first of the two ended, and the other is cut there (`cut_at`), so that
+a model cannot know how long it went on; how they ended it is not told either. A clock says the same
+of both, which is an AUC of 1/2.
 
-`proprio_auc` is that of a ridge regression of success on the proprioception at those times and its squares, standardised,
-each episode judged by a fit on the others of its task (five folds). What a reward says beyond it, it saw in the pictures.
+`proprio_auc` is that of a ridge regression of success on the proprioception at those times and its
+squares, standardised, each episode judged by a fit on the others of its task (five folds). What a
+reward says beyond it, it saw in the pictures.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ RIDGE = 1.0  # in rows of standardised features
 
 @dataclass(frozen=True)
 class Pair:
-    """A success and a failure of one task (places among the trajectories), and the decision where the first one ended."""
+    """A success and a failure of one task (places among the trajectories), and the decision
+    where the first one ended."""
 
     won: int
     lost: int
@@ -38,7 +42,8 @@ class Pair:
 
 
 def pairs_of(trajectories: Sequence[Trajectory]) -> list[Pair]:
-    """Every success with every failure of its task, at the `TIMES` decisions that have most of them."""
+    """Every success with every failure of its task, at the `TIMES` decisions that have most of
+    them."""
     found = list(_all_pairs(trajectories))
     counts = Counter(pair.time for pair in found)
     kept = sorted(counts, key=lambda time: (-counts[time], time))[:TIMES]
@@ -46,7 +51,8 @@ def pairs_of(trajectories: Sequence[Trajectory]) -> list[Pair]:
 
 
 def cut_at(trajectory: Trajectory, time: int) -> Trajectory:
-    """The episode as if time had run out before decision ``time``: no success then, and another rollout id."""
+    """The episode as if time had run out before decision ``time``: no success then, and another
+    rollout id."""
     if len(trajectory) <= time:
         return trajectory
     t, rows = trajectory, list(range(time))
@@ -66,8 +72,15 @@ def cut_at(trajectory: Trajectory, time: int) -> Trajectory:
 
 
 _ROWS = (
-    "actions", "valid", "rewards", "behavior_log_prob", "value", "is_human", "proposed", "decision_version",
-)  # fmt: skip
+    "actions",
+    "valid",
+    "rewards",
+    "behavior_log_prob",
+    "value",
+    "is_human",
+    "proposed",
+    "decision_version",
+)
 
 Ends = Mapping[tuple[int, int], float]  # (trajectory, time) → what is said of it
 
@@ -75,12 +88,14 @@ Ends = Mapping[tuple[int, int], float]  # (trajectory, time) → what is said of
 def progress_ends(
     reward: ProgressReward, trajectories: Sequence[Trajectory], pairs: Sequence[Pair]
 ) -> dict[tuple[int, int], float]:
-    """The end of progress of every episode at every time that it has in ``pairs``; NaN of a curve that is not finite."""
+    """The end of progress of every episode at every time that it has in ``pairs``; NaN of a
+    curve that is not finite."""
     found: dict[tuple[int, int], float] = {}
     for time in sorted({pair.time for pair in pairs}):
         seen = [cut_at(t, time) for t in trajectories]
         ends = _ends(reward, [_untold(t) for t in seen])
-        if np.isnan(ends).any():  # it compares with the successes of the others, and needs to know them
+        # it compares with the successes of the others, and needs to know them
+        if np.isnan(ends).any():
             ends = _ends(reward, seen)
         found |= {(i, time): float(end) for i, end in enumerate(ends)}
     return found
@@ -88,29 +103,44 @@ def progress_ends(
 
 def _ends(reward: ProgressReward, trajectories: Sequence[Trajectory]) -> np.ndarray:
     curves = reward.progress(trajectories)
-    return np.array([float(c[-1]) if bool(c.isfinite().all()) else float("nan") for c in curves], np.float64)
+    return np.array(
+        [float(c[-1]) if bool(c.isfinite().all()) else float("nan") for c in curves], np.float64
+    )
 
 
 def _untold(trajectory: Trajectory) -> Trajectory:
     """The same, without a word of how it ended."""
     return dataclasses.replace(
-        trajectory, terminated=False, truncated=True, success=False, failure="", rewards=torch.zeros(trajectory.valid.shape)
+        trajectory,
+        terminated=False,
+        truncated=True,
+        success=False,
+        failure="",
+        rewards=torch.zeros(trajectory.valid.shape),
     )
 
 
 def pair_auc(pairs: Sequence[Pair], ends: Ends) -> float:
-    """Share of pairs in which the success is ahead, ties half; NaN without any of which both are known."""
-    gaps = np.array([ends[pair.won, pair.time] - ends[pair.lost, pair.time] for pair in pairs], np.float64)
+    """Share of pairs in which the success is ahead, ties half; NaN without any of which both are
+    known."""
+    gaps = np.array(
+        [ends[pair.won, pair.time] - ends[pair.lost, pair.time] for pair in pairs], np.float64
+    )
     gaps = gaps[np.isfinite(gaps)]
     return float(((gaps > 0) + 0.5 * (gaps == 0)).mean()) if len(gaps) else float("nan")
 
 
-def proprio_ends(trajectories: Sequence[Trajectory], pairs: Sequence[Pair]) -> dict[tuple[int, int], float]:
-    """What proprioception alone says of success at those times (see the module); NaN where a task has too few episodes."""
+def proprio_ends(
+    trajectories: Sequence[Trajectory], pairs: Sequence[Pair]
+) -> dict[tuple[int, int], float]:
+    """What proprioception alone says of success at those times (see the module); NaN where a
+    task has too few episodes."""
     found: dict[tuple[int, int], float] = {}
     for task in dict.fromkeys(t.episode.task_id for t in trajectories):
         own = [pair for pair in pairs if trajectories[pair.won].episode.task_id == task]
-        rows = sorted({(pair.won, pair.time) for pair in own} | {(pair.lost, pair.time) for pair in own})
+        rows = sorted(
+            {(pair.won, pair.time) for pair in own} | {(pair.lost, pair.time) for pair in own}
+        )
         if not rows:
             continue
         x = np.stack([_proprio(trajectories[i], time) for i, time in rows])
@@ -122,7 +152,9 @@ def proprio_ends(trajectories: Sequence[Trajectory], pairs: Sequence[Pair]) -> d
             if not test.any():
                 continue
             known = 0.0 < y[train].mean() < 1.0 if train.any() else False
-            said = _ridge(x[train], y[train], x[test]) if known else np.full(int(test.sum()), np.nan)
+            said = (
+                _ridge(x[train], y[train], x[test]) if known else np.full(int(test.sum()), np.nan)
+            )
             found |= dict(zip([row for row, inside in zip(rows, test) if inside], said.tolist()))
     return found
 
@@ -150,8 +182,12 @@ def _ridge(x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
 
 def clock_auc(trajectories: Sequence[Trajectory]) -> float:
-    """The AUC of success that the length of an episode has alone, for whichever of short and long means success."""
-    pairs = [(len(trajectories[pair.won]), len(trajectories[pair.lost])) for pair in _all_pairs(trajectories)]
+    """The AUC of success that the length of an episode has alone, for whichever of short and
+    long means success."""
+    pairs = [
+        (len(trajectories[pair.won]), len(trajectories[pair.lost]))
+        for pair in _all_pairs(trajectories)
+    ]
     shorter = [float(won < lost) + 0.5 * (won == lost) for won, lost in pairs]
     value = float(np.mean(shorter)) if shorter else float("nan")
     return max(value, 1.0 - value)

@@ -1,4 +1,5 @@
-"""What several places ask of any reward model, whatever it offers beyond `score` (`vla_rl.optional`)."""
+"""What several places ask of any reward model, whatever it offers beyond `score`
+(`vla_rl.optional`)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def is_learned(reward: Any) -> bool:
 def is_fitted(reward: Any) -> bool:
     """Whether a learned reward can score already."""
     if isinstance(reward, optional.RewardOfParts):
-        return all(is_fitted(part.reward) for part in reward.parts.values() if is_learned(part.reward))
+        return all(
+            is_fitted(part.reward) for part in reward.parts.values() if is_learned(part.reward)
+        )
     return bool(reward.state_dict().get("fitted", True))
 
 

@@ -1,4 +1,5 @@
-"""Scoring, part of it while other episodes still simulate; and rewards that change in the middle of a run."""
+"""Scoring, part of it while other episodes still simulate; and rewards that change in the middle
+of a run."""
 
 from __future__ import annotations
 
@@ -18,16 +19,20 @@ from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
 
-# ------------------------------------------------------------------------------------------------ scoring in the rollout
+# --------------------------------------------------------------------------- scoring in the rollout
 class RewardScorer:
-    """Scores trajectories, preparing each in a thread as its episode ends, while the others still simulate.
+    """Scores trajectories, preparing each in a thread as its episode ends, while the others still
+    simulate.
 
-    A model without ``prepare`` is scored at the end. Use it as a context manager: it owns the thread.
+    A model without ``prepare`` is scored at the end. Use it as a context manager: it owns the
+    thread.
     """
 
     def __init__(self, reward: RewardModel):
         self.reward = reward
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward") if can_prepare(reward) else None
+        self._pool = (
+            ThreadPoolExecutor(1, thread_name_prefix="reward") if can_prepare(reward) else None
+        )
         self._pending: list[Future[float]] = []
 
     def __enter__(self) -> RewardScorer:
@@ -50,10 +55,12 @@ class RewardScorer:
     def score(
         self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()
     ) -> tuple[list[Tensor], Any, dict[str, float]]:
-        """(rewards per trajectory, [t] or [t h] as `RewardModel.score` says; what `Algorithm.update` gets; metrics).
+        """(rewards per trajectory, [t] or [t h] as `RewardModel.score` says; what
+        `Algorithm.update` gets; metrics).
 
-        With ``names`` (the algorithm's several rewards) the second is {name: [n …]}, else [n …], float32. Metrics:
-        ``time/reward`` is what the loop waited for scores, ``time/reward_overlapped`` what was scored meanwhile.
+        With ``names`` (the algorithm's several rewards) the second is {name: [n …]}, else [n …],
+        float32. Metrics: ``time/reward`` is what the loop waited for scores,
+        ``time/reward_overlapped`` what was scored meanwhile.
         """
         started = time.perf_counter()
         overlapped = sum(future.result() for future in self._pending)
@@ -65,19 +72,24 @@ class RewardScorer:
             missing = [n for n in names if n not in parts]
             if missing:
                 raise ConfigError(
-                    f"algorithm.reward_names has {missing[0]!r}, which is no part of the reward ({', '.join(parts)})"
+                    f"algorithm.reward_names has {missing[0]!r}, which is no part of the reward "
+                    f"({', '.join(parts)})"
                 )
             learn = {n: torch.cat(parts[n]) for n in names} if trajectories else {}
         else:
             rewards = self.reward.score(trajectories)
             learn = torch.cat(rewards) if rewards else torch.zeros(0)
         metrics = {f"{k}": v for k, v in metrics_of(self.reward).items()}
-        metrics |= {"time/reward": time.perf_counter() - started, "time/reward_overlapped": overlapped}
+        metrics |= {
+            "time/reward": time.perf_counter() - started,
+            "time/reward_overlapped": overlapped,
+        }
         return rewards, learn, metrics
 
 
 class SwitchingReward:
-    """The task's own reward until `switch` puts another in its place for good; a resumed run goes on with the same one.
+    """The task's own reward until `switch` puts another in its place for good; a resumed run goes
+    on with the same one.
 
     ``make`` builds the other one, untrained; its trained state comes with this one's.
     """
@@ -109,14 +121,15 @@ class SwitchingReward:
             self.active.load_state_dict(state["active"])
 
 
-# ---------------------------------------------------------------------------------------------------------- co-evolving
+# -------------------------------------------------------------------------------------- co-evolving
 class CoEvolvingReward:
-    """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches (SPARK's idea), and keeps
-    the old one where its quality on held-out trajectories falls.
+    """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches
+    (SPARK's idea), and keeps the old one where its quality on held-out trajectories falls.
 
-    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps (reward, trajectories) to
-    a number, higher is better, NaN where it cannot be told (then the old reward stays). Buffers hold the last ``buffer``
-    trajectories; they start empty again after a resume, the reward itself does not.
+    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps
+    (reward, trajectories) to a number, higher is better, NaN where it cannot be told (then the old
+    reward stays). Buffers hold the last ``buffer`` trajectories; they start empty again after a
+    resume, the reward itself does not.
     """
 
     learned = True
@@ -156,7 +169,8 @@ class CoEvolvingReward:
         return rewards
 
     def refit(self) -> dict[str, float]:
-        """Train on the buffer; go back where quality on the held-out trajectories fell by more than ``tolerance``."""
+        """Train on the buffer; go back where quality on the held-out trajectories fell by more
+        than ``tolerance``."""
         before, state = self.quality(self.reward, self._held), self.reward.state_dict()
         try:
             figures = self.reward.fit([*self._seed, *self._train])

@@ -32,16 +32,19 @@ from vla_rl.types import Trajectory
 Progress = Callable[[int, float], None]
 
 
-# ---------------------------------------------------------------------------------------------------- the phase of a run
+# ------------------------------------------------------------------------------- the phase of a run
 def needs_judging(kind: str, config: Any) -> bool:
-    """Whether a reward is a learned opinion (trained here or before) rather than the task's own success."""
+    """Whether a reward is a learned opinion (trained here or before) rather than the task's own
+    success."""
     if kind == "combined":
         parts = [config.part(name, options) for name, options in config.parts.items()]
         return any(needs_judging(part_kind, part_config) for part_kind, part_config, _ in parts)
     return bool(asked(build.implementation("reward", kind), RewardClass).judge_first)
 
 
-def split_held_out(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
+def split_held_out(
+    trajectories: Sequence[Trajectory], share: float, seed: int
+) -> tuple[list[Trajectory], list[Trajectory]]:
     """(to train on, held out), successes and failures in the same proportion in both."""
     train: list[Trajectory] = []
     held: list[Trajectory] = []
@@ -64,8 +67,9 @@ def fit_and_judge(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Quality, dict[str, float]]:
-    """Train a learned reward that is not trained yet on demonstrations and rollouts, and judge it on rollouts it has not
-    seen (all of them where nothing was trained). Returns the judgement and the figures of the fit."""
+    """Train a learned reward that is not trained yet on demonstrations and rollouts, and judge it
+    on rollouts it has not seen (all of them where nothing was trained). Returns the judgement and
+    the figures of the fit."""
     figures: dict[str, float] = {}
     held = list(rollouts)
     if is_learned(reward) and not is_fitted(reward):
@@ -73,28 +77,37 @@ def fit_and_judge(
         figures = reward.fit([*demonstrations, *train], progress)
     if not held:
         raise UserError(
-            f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes ({check.episodes})"
+            f"reward {name!r} has no rollouts left to be judged on: raise reward_check.episodes "
+            f"({check.episodes})"
         )
     return judge(reward, held, name, check), figures
 
 
 def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
-    """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating, judged ``stride`` control
-    steps at a time; returns their share. Raises `DatasetError` where none is."""
+    """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating,
+    judged ``stride`` control steps at a time; returns their share. Raises `DatasetError` where none
+    is."""
     worth = torch.ones(len(dataset), dtype=torch.bool)
     trajectories = demonstration_trajectories(dataset, stride=stride)
     for t, keep in zip(trajectories, reward.keep_masks(trajectories), strict=True):
         e = dataset.episodes[t.episode.group_id]
         steps = keep.cpu().repeat_interleave(stride)
-        worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]  # no decision begins at the last
+        # no decision begins at the last
+        worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]
     if not worth.any():
-        raise DatasetError("sft.filter finds no step of these demonstrations worth imitating: raise its drop_threshold")
+        raise DatasetError(
+            "sft.filter finds no step of these demonstrations worth imitating: raise "
+            "its drop_threshold"
+        )
     dataset.worth = worth
     return float(worth.float().mean())
 
 
-def leave_out(dataset: DemonstrationDataset, folder: str, say: Callable[[str], None]) -> dict[str, float]:
-    """``sft.filter``: mark what the reward in ``folder`` finds worth imitating; its share, by name ("": nothing is done)."""
+def leave_out(
+    dataset: DemonstrationDataset, folder: str, say: Callable[[str], None]
+) -> dict[str, float]:
+    """``sft.filter``: mark what the reward in ``folder`` finds worth imitating; its share, by
+    name ("": nothing is done)."""
     if not folder:
         return {}
     share = mark_worth(dataset, demonstration_filter(folder))
@@ -106,25 +119,29 @@ def enforce(quality: Quality, check: RewardCheckConfig, page: Path) -> None:
     """Raise `UserError` for a bad verdict, unless ``check.on_bad`` is warn."""
     if quality.verdict == "bad" and check.on_bad == "stop":
         raise UserError(
-            f"the reward {quality.reward!r} is not good enough to train on: {'; '.join(quality.reasons)}. Figures and "
-            f"plots: {page}. Give it more or better data (reward_check.episodes, reward_check.demonstrations, "
-            f"reward.updates), take another reward, or train on it anyway with reward_check.on_bad=warn"
+            f"the reward {quality.reward!r} is not good enough to train on: "
+            f"{'; '.join(quality.reasons)}. Figures and plots: {page}. Give it more or better data "
+            "(reward_check.episodes, reward_check.demonstrations, reward.updates), take another "
+            "reward, or train on it anyway with reward_check.on_bad=warn"
         )
 
 
 def co_evolving(reward: Any, check: RewardCheckConfig, seeds: Sequence[Trajectory]) -> Any:
-    """The reward, refitted during RL where ``check.refit_every`` says so. Raises `ConfigError` for one that is not
-    learned."""
+    """The reward, refitted during RL where ``check.refit_every`` says so. Raises `ConfigError` for
+    one that is not learned."""
     if not check.refit_every:
         return reward
     if not is_learned(reward):
         raise ConfigError(
-            f"reward_check.refit_every={check.refit_every} refits a learned reward, and {type(reward).__name__} is none: "
-            f"set it to 0, or choose reward=pairwise, process, classifier, value_progress or preference"
+            f"reward_check.refit_every={check.refit_every} refits a learned reward, and "
+            f"{type(reward).__name__} is none: set it to 0, or choose reward=pairwise, process, "
+            "classifier, value_progress or preference"
         )
     return CoEvolvingReward(
         reward,
-        lambda model, trajectories: judge(model, trajectories, check=check).figures.auc if trajectories else float("nan"),
+        lambda model, trajectories: (
+            judge(model, trajectories, check=check).figures.auc if trajectories else float("nan")
+        ),
         every=check.refit_every,
         buffer=check.buffer_episodes,
         tolerance=check.guard_tolerance,
@@ -132,7 +149,7 @@ def co_evolving(reward: Any, check: RewardCheckConfig, seeds: Sequence[Trajector
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 @dataclass(frozen=True)
 class Scored:
     """One trajectory's scores, JSON-ready."""
@@ -152,15 +169,29 @@ def score_trajectories(reward: Any, trajectories: Sequence[Trajectory]) -> list[
     if isinstance(reward, ProgressReward):
         curves = reward.progress(trajectories)
     return [
-        Scored(t.rollout_id, t.episode.task_id, t.success, float(r.sum()), r.tolist(), None if c is None else c.tolist())
+        Scored(
+            t.rollout_id,
+            t.episode.task_id,
+            t.success,
+            float(r.sum()),
+            r.tolist(),
+            None if c is None else c.tolist(),
+        )
         for t, r, c in zip(trajectories, rewards, curves)
     ]
 
 
 def run_score(
-    kind: str, config: Any, source: Source, out: Path, *, videos: int = 8, preferences: Path | None = None
+    kind: str,
+    config: Any,
+    source: Source,
+    out: Path,
+    *,
+    videos: int = 8,
+    preferences: Path | None = None,
 ) -> None:
-    """Score a source; writes ``scores.json``, ``reward_quality.html`` (curves), ``progress.mp4``; prints a table."""
+    """Score a source; writes ``scores.json``, ``reward_quality.html`` (curves),
+    ``progress.mp4``; prints a table."""
     reward = build_reward(kind, config, RewardContext(embodiment=source.embodiment))
     scored = score_trajectories(reward, source.trajectories)
     print(f"{kind}: {source.what}")
@@ -186,16 +217,23 @@ def score_table(scored: Sequence[Scored]) -> str:
                 ends = [s.progress[-1] for s in rows if s.progress is not None]
                 end = f"{np.mean(ends):>20.3f}" if ends else f"{'–':>20}"
                 mean = np.mean([s.reward for s in rows])
-                lines.append(f"{task:<24} {'success' if outcome else 'failure':<8} {len(rows):>5} {mean:>9.3f} {end}")
+                lines.append(
+                    f"{task:<24} {'success' if outcome else 'failure':<8} {len(rows):>5} "
+                    f"{mean:>9.3f} {end}"
+                )
     return "\n".join(lines)
 
 
 def write_preferences(scored: Sequence[Scored], path: Path, margin: float = 0.05) -> int:
-    """Comparisons of neighbouring trajectories of one task by their progress at the end, as JSON lines for
-    ``reward=preference``; pairs closer than ``margin`` are left out. Returns how many."""
+    """Comparisons of neighbouring trajectories of one task by their progress at the end, as JSON
+    lines for ``reward=preference``; pairs closer than ``margin`` are left out. Returns how many."""
     lines = []
     for task in dict.fromkeys(s.task for s in scored):
-        rows = [s for s in scored if s.task == task and s.progress is not None and s.progress[-1] == s.progress[-1]]
+        rows = [
+            s
+            for s in scored
+            if s.task == task and s.progress is not None and s.progress[-1] == s.progress[-1]
+        ]
         ends = [(float(s.progress[-1]), s.rollout_id) for s in rows if s.progress is not None]
         for a, b in zip(ends, [*ends[1:], *ends[:1]]):
             if abs(a[0] - b[0]) > margin:
@@ -206,13 +244,19 @@ def write_preferences(scored: Sequence[Scored], path: Path, margin: float = 0.05
     return len(lines)
 
 
-def progress_clips(trajectories: Sequence[Trajectory], scored: Sequence[Scored], hz: float = 4.0) -> list[Clip]:
+def progress_clips(
+    trajectories: Sequence[Trajectory], scored: Sequence[Scored], hz: float = 4.0
+) -> list[Clip]:
     """Clips of the first camera with a bar at the bottom whose length is the progress."""
     by_id = {s.rollout_id: s for s in scored}
     clips = []
     for t in trajectories:
         camera = next(iter(t.observations.images))
-        frames = torch.cat([t.observations.images[camera], t.final_observation.images[camera]]).numpy().copy()
+        frames = (
+            torch.cat([t.observations.images[camera], t.final_observation.images[camera]])
+            .numpy()
+            .copy()
+        )
         s = by_id[t.rollout_id]
         height = max(3, frames.shape[1] // 16)
         for frame, value in zip(frames, s.progress or []):
@@ -224,14 +268,29 @@ def progress_clips(trajectories: Sequence[Trajectory], scored: Sequence[Scored],
 
 
 def run_fit(
-    kind: str, config: Any, sources: Sequence[Source], out: Path, check: RewardCheckConfig, *, seed: int, progress: Progress
+    kind: str,
+    config: Any,
+    sources: Sequence[Source],
+    out: Path,
+    check: RewardCheckConfig,
+    *,
+    seed: int,
+    progress: Progress,
 ) -> Quality | None:
-    """Train a reward on sources and save it to ``out``, judged on the rollouts held out (None: there are none)."""
-    reward = build_reward(kind, config, RewardContext(embodiment=next((s.embodiment for s in sources if s.embodiment), None),
-                                                      stride=check.stride))  # fmt: skip
+    """Train a reward on sources and save it to ``out``, judged on the rollouts held out (None:
+    there are none)."""
+    reward = build_reward(
+        kind,
+        config,
+        RewardContext(
+            embodiment=next((s.embodiment for s in sources if s.embodiment), None),
+            stride=check.stride,
+        ),
+    )
     if not is_learned(reward):
         raise UserError(
-            f"reward={kind} has nothing to train. Choose pairwise, process, classifier, value_progress or preference"
+            f"reward={kind} has nothing to train. Choose pairwise, process, classifier, "
+            "value_progress or preference"
         )
     trajectories = [t for s in sources for t in s.trajectories]
     rollouts = [t for s in sources if s.run is not None for t in s.trajectories]
@@ -248,9 +307,13 @@ def run_fit(
     return quality
 
 
-def run_quality(kind: str, config: Any, source: Source, out: Path, check: RewardCheckConfig) -> Quality:
+def run_quality(
+    kind: str, config: Any, source: Source, out: Path, check: RewardCheckConfig
+) -> Quality:
     """Judge a reward on a source; prints the table, writes JSON and a page with plots."""
-    reward = build_reward(kind, config, RewardContext(embodiment=source.embodiment, stride=check.stride))
+    reward = build_reward(
+        kind, config, RewardContext(embodiment=source.embodiment, stride=check.stride)
+    )
     quality = judge(reward, source.trajectories, kind, check)
     page = write_quality(quality, out)
     print(f"{kind}: {source.what}\n{quality.text()}\nwrote {page}")

@@ -1,1 +1,2 @@
-"""Sessions with an arm: settings, the policy's process, the launcher, the checks of a machine. `real` is reached by name."""
+"""Sessions with an arm: settings, the policy's process, the launcher, the checks of a machine.
+`real` is reached by name."""

@@ -1,11 +1,14 @@
-"""The closed episodes of a robot's sessions, on their way to a learner: each to the log and to the learner, once.
+"""The closed episodes of a robot's sessions, on their way to a learner: each to the log and to the
+learner, once.
 
-``FOLDER/episodes.jsonl`` is the ledger: one checksummed line per journal that was looked at, with the ticket under which
-it goes to the learner, or why it is not learned from. A line is on the disk before its episode is sent, and the learner
-keeps the tickets it has: who is killed in between sends it again under the same ticket.
+``FOLDER/episodes.jsonl`` is the ledger: one checksummed line per journal that was looked at, with
+the ticket under which it goes to the learner, or why it is not learned from. A line is on the disk
+before its episode is sent, and the learner keeps the tickets it has: who is killed in between sends
+it again under the same ticket.
 
-Reading an episode's pictures, scoring it and fitting the reward take seconds. In real time a thread of its own does it
-(`HarvestThread`), so that whoever leads the session goes on; in virtual time it is done in turn.
+Reading an episode's pictures, scoring it and fitting the reward take seconds. In real time a thread
+of its own does it (`HarvestThread`), so that whoever leads the session goes on; in virtual time it
+is done in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from vla_rl.types import Trajectory
 
 LEDGER, SESSIONS, PHASE = "episodes.jsonl", "sessions", "robot"
 LOOK_S = 0.5  # between two looks after the learner
-SETTLE_S = 15.0  # in which a person at a console moves the mark of an episode that has ended (`real.labels.AGE_S`)
+# in which a person at a console moves the mark of an episode that has ended (`real.labels.AGE_S`)
+SETTLE_S = 15.0
 RECENT = 20  # episodes of a running mean
 
 
@@ -40,12 +44,18 @@ class TicketedLearner(RemoteLearner, Protocol):
 
 
 class Harvest:
-    """Sends what the sessions under ``folder`` recorded to ``learner``, with the rewards that ``reward`` gives."""
+    """Sends what the sessions under ``folder`` recorded to ``learner``, with the rewards that
+    ``reward`` gives."""
 
     def __init__(
-        self, folder: Path, chunk_length: int, learner: TicketedLearner, reward: SessionReward,
-        logger: MetricsLogger, say: Callable[[str], None] = print,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        chunk_length: int,
+        learner: TicketedLearner,
+        reward: SessionReward,
+        logger: MetricsLogger,
+        say: Callable[[str], None] = print,
+    ) -> None:
         self.folder, self.chunk_length, self.learner = folder, chunk_length, learner
         self._reward, self._logger, self._say = reward, logger, say
         self._ledger = Journal(folder / LEDGER)
@@ -57,16 +67,27 @@ class Harvest:
         return max((int(record["ticket"]) for record in self.records), default=0)
 
     def tried(self) -> tuple[Any, ...]:
-        """What is known of the starts of the labelled episodes (`real.returns.Tried`), the oldest first."""
-        tried, task, found = build.attribute("real.returns:Tried"), build.attribute("real.tasks:Task"), []
+        """What is known of the starts of the labelled episodes (`real.returns.Tried`), the
+        oldest first."""
+        tried, task, found = (
+            build.attribute("real.returns:Tried"),
+            build.attribute("real.tasks:Task"),
+            [],
+        )
         for record in self.records:
-            if record["labelled"] and "start" in record:  # (not every session says where an episode begins)
+            # (not every session says where an episode begins)
+            if record["labelled"] and "start" in record:
                 (name, number), figures = record["start"], record["figures"]
-                found.append(tried(task(name, "", number), bool(figures["success"]), figures["human_steps"] > 0))
+                found.append(
+                    tried(
+                        task(name, "", number), bool(figures["success"]), figures["human_steps"] > 0
+                    )
+                )
         return tuple(found)
 
     def resume(self) -> None:
-        """Take up what an earlier session left: open journals, lines that the log lacks, episodes that the learner lacks."""
+        """Take up what an earlier session left: open journals, lines that the log lacks,
+        episodes that the learner lacks."""
         for path in sorted((self.folder / SESSIONS).glob("*/journal/*.open")):
             build.attribute("real.journal:recover")(path)
         for record in self.records:
@@ -85,16 +106,20 @@ class Harvest:
 
     def _newest(self, count: int) -> list[Trajectory]:
         """The last episodes that were labelled."""
-        return [self._again(record) for record in [r for r in self.records if r["labelled"]][-count:]]
+        return [
+            self._again(record) for record in [r for r in self.records if r["labelled"]][-count:]
+        ]
 
     def closed(self, settle_s: float = 0.0) -> list[str]:
-        """The closed journals that the ledger does not know, in order, up to the first that was written to in the last
-        ``settle_s`` seconds."""
+        """The closed journals that the ledger does not know, in order, up to the first that was
+        written to in the last ``settle_s`` seconds."""
         known = {record["journal"] for record in self.records}
         found = sorted((self.folder / SESSIONS).glob("*/journal/*.vrj"))
         new = [path for path in found if str(path.relative_to(self.folder)) not in known]
         now = time.time()
-        settled = itertools.takewhile(lambda path: not settle_s or now - path.stat().st_mtime >= settle_s, new)
+        settled = itertools.takewhile(
+            lambda path: not settle_s or now - path.stat().st_mtime >= settle_s, new
+        )
         return [str(path.relative_to(self.folder)) for path in settled]
 
     def gather(self) -> list[Trajectory]:
@@ -109,7 +134,13 @@ class Harvest:
         ticket = 0 if trajectory is None else self.learned + 1
         figures = {} if trajectory is None else episode_figures(episode, trajectory)
         labelled = trajectory is not None and trajectory.label_source != "none"
-        record = {"journal": name, "ticket": ticket, "why": why, "labelled": labelled, "figures": figures}
+        record = {
+            "journal": name,
+            "ticket": ticket,
+            "why": why,
+            "labelled": labelled,
+            "figures": figures,
+        }
         task = build.attribute("real.tasks:parse")(str(episode.header.get("task")))
         if task.number >= 0:
             record["start"] = [task.name, task.number]
@@ -119,7 +150,11 @@ class Harvest:
             self._say(f"not learned from: {name}: {why}")
         else:
             self._send(trajectory)
-        fitted = self._reward.refit(sum(r["labelled"] for r in self.records), self._newest) if labelled else {}
+        fitted = (
+            self._reward.refit(sum(r["labelled"] for r in self.records), self._newest)
+            if labelled
+            else {}
+        )
         metrics = self._metrics(len(self.records) - 1) | self._about_learner() | fitted
         self._logger.log(PHASE, len(self.records) - 1, metrics)
         return trajectory
@@ -136,25 +171,35 @@ class Harvest:
 
     def _about_learner(self) -> dict[str, float]:
         found = self.learner.figures()
-        own = {f"learner/{name}": float(found[name]) for name in ("version", "owed", "updates") if name in found}
+        own = {
+            f"learner/{name}": float(found[name])
+            for name in ("version", "owed", "updates")
+            if name in found
+        }
         return {**found.get("metrics", {}), **own}
 
     def _metrics(self, step: int) -> dict[str, float]:
         """Of the episode ``step`` and of the `RECENT` that were learned from before it."""
         kept = [record["figures"] for record in self.records[: step + 1] if record["ticket"]]
-        return {f"{PHASE}/{name}": value for name, value in (self.records[step]["figures"] | totals(kept)).items()}
+        return {
+            f"{PHASE}/{name}": value
+            for name, value in (self.records[step]["figures"] | totals(kept)).items()
+        }
 
 
 class HarvestThread:
-    """A `Harvest` that nobody waits for: a queue of closed journals, in order, and a thread that takes one after the other.
+    """A `Harvest` that nobody waits for: a queue of closed journals, in order, and a thread that
+    takes one after the other.
 
-    Until the ``with`` ends that thread alone has the harvest, the log and the learner, whom it looks after in between. What
-    it fails of is raised by the next `look`, or as the ``with`` ends, which waits until all that was closed has been taken
-    (after a Ctrl-C too). What a kill or a second Ctrl-C leaves behind lies closed on the disk: `Harvest.resume` takes it.
+    Until the ``with`` ends that thread alone has the harvest, the log and the learner, whom it
+    looks after in between. What it fails of is raised by the next `look`, or as the ``with`` ends,
+    which waits until all that was closed has been taken (after a Ctrl-C too). What a kill or a
+    second Ctrl-C leaves behind lies closed on the disk: `Harvest.resume` takes it.
     """
 
     def __init__(self, harvest: Harvest, settle_s: float = 0.0) -> None:
-        """``settle_s``: seconds for which the label of an episode that has ended may still be changed."""
+        """``settle_s``: seconds for which the label of an episode that has ended may still be
+        changed."""
         self.harvest, self._settle_s = harvest, settle_s
         self.owed = 0.0  # updates, as the learner said last
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -214,39 +259,52 @@ def _ledger_records(ledger: Journal) -> list[dict[str, Any]]:
     records, ticket, damage = ledger.read(), 0, ""
     for line, record in enumerate(records, 1):
         good = isinstance(record.get("journal"), str) and type(record.get("ticket")) is int
-        good = good and record["ticket"] in (0, ticket + 1) and isinstance(record.get("figures"), dict)
+        good = (
+            good and record["ticket"] in (0, ticket + 1) and isinstance(record.get("figures"), dict)
+        )
         if not (good and isinstance(record.get("labelled"), bool)):
-            damage = f"line {line} of {ledger.path.name} is no record of an episode, or not the next"
+            damage = (
+                f"line {line} of {ledger.path.name} is no record of an episode, or not the next"
+            )
             break
         ticket = record["ticket"] or ticket
     if damage := damage or ledger.damage:
-        raise UserError(f"{ledger.path} is damaged ({damage}): restore it, or start over with another --out")
+        raise UserError(
+            f"{ledger.path} is damaged ({damage}): restore it, or start over with another --out"
+        )
     return records
 
 
 def episode_figures(episode: Any, trajectory: Trajectory) -> dict[str, float]:
-    """Of one episode: ``cycle_seconds`` from its begin to its end, ``intervention_rate`` the share of a person's steps."""
+    """Of one episode: ``cycle_seconds`` from its begin to its end, ``intervention_rate`` the
+    share of a person's steps."""
     assert trajectory.is_human is not None
     steps, human = trajectory.num_control_steps, int(trajectory.is_human.sum())
     followed = [tick["is_human"] for tick in episode.steps]
     takeovers = sum(now and not before for before, now in zip([False, *followed], followed))
     watched = {"progress_end": episode.progress[-1]["value"]} if episode.progress else {}
     return watched | {
-        "success": float(trajectory.success), "autonomous": float(not human), "control_steps": steps, "human_steps": human,
-        "intervention_rate": human / steps, "takeovers": takeovers, "version": trajectory.policy_version,
+        "success": float(trajectory.success),
+        "autonomous": float(not human),
+        "control_steps": steps,
+        "human_steps": human,
+        "intervention_rate": human / steps,
+        "takeovers": takeovers,
+        "version": trajectory.policy_version,
         "cycle_seconds": episode.ticks[-1]["stamp"] - episode.ticks[0]["stamp"],
-    }  # fmt: skip
+    }
 
 
 def totals(kept: list[Mapping[str, float]]) -> dict[str, float]:
-    """Over the last `RECENT` episodes: ``autonomous_success``, the share that succeeded without a person, and how much a
-    person did; over all ``episodes``: the ``robot_minutes``."""
+    """Over the last `RECENT` episodes: ``autonomous_success``, the share that succeeded without a
+    person, and how much a person did; over all ``episodes``: the ``robot_minutes``."""
     recent = kept[-RECENT:]
     if not recent:
         return {}
     steps = sum(row["control_steps"] for row in recent)
     return {
-        "autonomous_success": sum(row["success"] * row["autonomous"] for row in recent) / len(recent),
+        "autonomous_success": sum(row["success"] * row["autonomous"] for row in recent)
+        / len(recent),
         "recent_success": sum(row["success"] for row in recent) / len(recent),
         "recent_interventions": sum(row["human_steps"] for row in recent) / steps,
         "robot_minutes": sum(row["cycle_seconds"] for row in kept) / 60.0,

@@ -1,7 +1,9 @@
-"""The reward of an arm's episodes: their labels, or a learned reward that is fitted on the labels of this very run.
+"""The reward of an arm's episodes: their labels, or a learned reward that is fitted on the labels
+of this very run.
 
-HIL-SERL's success classifier (``reward=classifier``) starts without data: until both successes and failures were labelled an
-episode's label is its reward. From the fit on the learned reward scores, also episodes that nobody labelled.
+HIL-SERL's success classifier (``reward=classifier``) starts without data: until both successes and
+failures were labelled an episode's label is its reward. From the fit on the learned reward scores,
+also episodes that nobody labelled.
 """
 
 from __future__ import annotations
@@ -56,14 +58,18 @@ class SessionReward:
             return trajectory.rewards.sum(1)
         return self.reward.score([trajectory])[0]
 
-    def refit(self, labelled: int, newest: Callable[[int], Sequence[Trajectory]]) -> dict[str, float]:
-        """Once in so many ``labelled`` episodes: train on the ``newest(count)`` of them. Returns figures; none where it is
-        not time, or successes or failures are missing still."""
+    def refit(
+        self, labelled: int, newest: Callable[[int], Sequence[Trajectory]]
+    ) -> dict[str, float]:
+        """Once in so many ``labelled`` episodes: train on the ``newest(count)`` of them. Returns
+        figures; none where it is not time, or successes or failures are missing still."""
         check = self._run.config.reward_check
         if not self.learned or labelled % (check.refit_every or EVERY):
             return {}
         try:
-            found = self.reward.fit([*reward_demonstrations(self._run), *newest(check.buffer_episodes)])
+            found = self.reward.fit(
+                [*reward_demonstrations(self._run), *newest(check.buffer_episodes)]
+            )
         except UserError as error:
             self._say(f"the reward is not fitted yet: {error}")
             return {}

@@ -1,4 +1,5 @@
-"""``vla-rl robot learn``: sessions with an arm whose closed episodes a learner learns from, while the arm goes on.
+"""``vla-rl robot learn``: sessions with an arm whose closed episodes a learner learns from, while
+the arm goes on.
 
     outputs/NAME/  config.yaml            the run: algorithm, actor, start
                    sessions/0001/ ...     one per start of the command, as `vla-rl robot run` leaves it
@@ -6,7 +7,8 @@
                    learner/, replay/      the learner's (`vla_rl.learning.spool`, `vla_rl.data.replay`)
                    checkpoints/rl         the policy, when a session ends; metrics.jsonl, report.html
 
-The learner is the one of ``rl.rhythm=concurrent``, in a process of its own; in lockstep it takes turns with the arm.
+The learner is the one of ``rl.rhythm=concurrent``, in a process of its own; in lockstep it takes
+turns with the arm.
 """
 
 from __future__ import annotations
@@ -60,14 +62,16 @@ from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 PRESET = "hil_residual"
 _OF_SESSION = ("robot", "cameras", "console", "operator", "teleop")  # keys that are not the run's
-_FROM_EXECUTED = ("none", "direct", "own")  # actors of which every step that was sent is right, however it was decided
+# actors of which every step that was sent is right, however it was decided
+_FROM_EXECUTED = ("none", "direct", "own")
 _SAVE_EVERY = 10  # episodes, in lockstep
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What ``vla-rl robot learn`` was asked for. ``episodes`` in all, of earlier sessions too (0: until Ctrl-C).
-    ``evaluate`` episodes of the most likely actions, without help and on held-out starts, every ``every`` episodes."""
+    """What ``vla-rl robot learn`` was asked for. ``episodes`` in all, of earlier sessions too (0:
+    until Ctrl-C). ``evaluate`` episodes of the most likely actions, without help and on held-out
+    starts, every ``every`` episodes."""
 
     session: SessionSettings
     config: RunConfig
@@ -83,14 +87,19 @@ class Learning:
 
 
 def compose(checkpoint: str, out: Path, overrides: Sequence[str], **asked: Any) -> Learning:
-    """The settings of ``vla-rl robot learn``. Raises `ConfigError`, for an algorithm that could not learn from this too."""
+    """The settings of ``vla-rl robot learn``. Raises `ConfigError`, for an algorithm that could
+    not learn from this too."""
     own = [o for o in overrides if o.partition("=")[0].partition(".")[0] in _OF_SESSION]
     rest = [o for o in overrides if o not in own]
     preset = [] if any(o.startswith("run=") for o in rest) else [f"run={PRESET}"]
     place = [f"output_dir={out.parent}"] if out.parent != Path() else []
-    config = configs.compose([*preset, *rest, *place, f"name={out.name}", f"checkpoint={checkpoint}", "phases=[rl]"])
+    config = configs.compose(
+        [*preset, *rest, *place, f"name={out.name}", f"checkpoint={checkpoint}", "phases=[rl]"]
+    )
     session = compose_session(own)
-    session = dataclasses.replace(session, checkpoint=checkpoint, deterministic=False, device=config.device)
+    session = dataclasses.replace(
+        session, checkpoint=checkpoint, deterministic=False, device=config.device
+    )
     session.threads = session.threads or config.threads
     learning = Learning(session, config, **asked)
     _check(learning)
@@ -102,20 +111,22 @@ def _check(learning: Learning) -> None:
     entry, name = build.entry("algorithm", config.algorithm_type), config.algorithm_type
     if isinstance(entry, build.AlgorithmEntry) and entry.needs not in ("actor", "weighted"):
         raise ConfigError(
-            f"algorithm.type={name} learns from the decisions of the present policy alone, and an arm's episodes hold a "
-            f"person's steps and those of older versions: use run=hil_residual, run=hil_serl or run=hil_dagger, or "
-            f"algorithm=residual, rlpd, td3 or sac"
+            f"algorithm.type={name} learns from the decisions of the present policy alone, and an "
+            "arm's episodes hold a person's steps and those of older versions: use "
+            "run=hil_residual, run=hil_serl or run=hil_dagger, or algorithm=residual, rlpd, td3 or "
+            "sac"
         )
     if config.actor_type == "steered" and name != "dsrl":
         raise ConfigError(
-            f"algorithm.type={name} with actor=steered learns from the noises that were chosen, and a journal holds what "
-            f"was executed: use algorithm=dsrl, which learns from that"
+            f"algorithm.type={name} with actor=steered learns from the noises that were chosen, "
+            "and a journal holds what was executed: use algorithm=dsrl, which learns from that"
         )
     if settings.robot.acting != "synchronous" and config.actor_type not in _FROM_EXECUTED:
         raise ConfigError(
-            f"robot.acting={settings.robot.acting}: actor={config.actor_type} learns by what the policy beneath decides on "
-            f"what is seen as a row begins, and so decisions would be older than that, or averaged. Set "
-            f"robot.acting=synchronous, or learn from what was executed alone: run=hil_serl (actor=direct) or actor=own"
+            f"robot.acting={settings.robot.acting}: actor={config.actor_type} learns by what the "
+            "policy beneath decides on what is seen as a row begins, and so decisions would be "
+            "older than that, or averaged. Set robot.acting=synchronous, or learn from what was "
+            "executed alone: run=hil_serl (actor=direct) or actor=own"
         )
     check_offline_replays(config)
     if not (learning.folder / LEARNER_FOLDER).exists():  # who goes on has those episodes
@@ -125,7 +136,8 @@ def _check(learning: Learning) -> None:
 
 @sessions.private()
 def learn(learning: Learning, say: Callable[[str], None] = print) -> Path:
-    """Until the episodes are done, or Ctrl-C; returns the run's folder. The same command goes on after a kill."""
+    """Until the episodes are done, or Ctrl-C; returns the run's folder. The same command goes on
+    after a kill."""
     checkpoint, folder = Path(learning.session.checkpoint), learning.folder
     check_checkpoint(checkpoint)
     check_device(learning.config.device)
@@ -141,8 +153,8 @@ def learn(learning: Learning, say: Callable[[str], None] = print) -> Path:
                 (_in_turns if learning.lockstep else _at_once)(learning, logger, cost, say)
         except TrainingDiverged as error:
             raise TrainingDiverged(
-                f"{error} (Another learning rate is another run: --out NEW_FOLDER and the changed settings. The same "
-                f"command goes on here with the old ones.)"
+                f"{error} (Another learning rate is another run: --out NEW_FOLDER and the changed "
+                "settings. The same command goes on here with the old ones.)"
             ) from error
         finally:  # Ctrl-C is the usual end
             if read_metrics(folder / METRICS_FILE):
@@ -164,17 +176,22 @@ def _described(learning: Learning, embodiment: Any, tasks: Sequence[Any]) -> dic
 
 
 class Cost:
-    """Seconds and the most memory (of this process and those below it) that ``folder`` took, in earlier processes too."""
+    """Seconds and the most memory (of this process and those below it) that ``folder`` took, in
+    earlier processes too."""
 
     def __init__(self, seconds: float, peak: int) -> None:
         self._started, self._memory = time.perf_counter() - seconds, MemoryWatch(peak)
 
     @classmethod
     def of(cls, folder: Path) -> Cost:
-        """What is known of ``folder``: a process that was killed left no record, and the time of its last row."""
+        """What is known of ``folder``: a process that was killed left no record, and the time of
+        its last row."""
         known = read_phases(folder)
         rows = [float(row["time_s"]) for row in read_metrics(folder / METRICS_FILE)]
-        return cls(max([float(known.get(PHASE, {}).get("seconds", 0.0)), *rows]), int(known.get("peak_memory_bytes", 0)))
+        return cls(
+            max([float(known.get(PHASE, {}).get("seconds", 0.0)), *rows]),
+            int(known.get("peak_memory_bytes", 0)),
+        )
 
     def __enter__(self) -> Cost:
         self._memory.__enter__()
@@ -194,20 +211,29 @@ def _finished(learning: Learning, harvest: Harvest, policy: Any, cost: Cost) -> 
     kept = [record["figures"] for record in harvest.records if record["ticket"]]
     save_checkpoint(learning.folder / "checkpoints" / "rl", policy)
     done = 0 < learning.episodes <= len(kept)
-    record = {"episodes": len(kept), "control_steps": sum(int(row["control_steps"]) for row in kept), "complete": done}
+    record = {
+        "episodes": len(kept),
+        "control_steps": sum(int(row["control_steps"]) for row in kept),
+        "complete": done,
+    }
     write_json(learning.folder / "phases.json", cost.told(record))
 
 
 def _left(learning: Learning, harvest: Harvest, say: Callable[[str], None]) -> int | None:
     """Episodes that are still to come (0: any number; None: no more)."""
     if learning.episodes and harvest.learned >= learning.episodes:
-        say(f"{learning.folder} has its {harvest.learned} episodes: ask for more with --episodes, or give another --out")
+        say(
+            f"{learning.folder} has its {harvest.learned} episodes: ask for more with --episodes, "
+            "or give another --out"
+        )
         return None
     return learning.episodes - harvest.learned if learning.episodes else 0
 
 
-# ------------------------------------------------------------------------------------------------------------- at once
-def _at_once(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]) -> None:
+# ------------------------------------------------------------------------------------------ at once
+def _at_once(
+    learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]
+) -> None:
     """Arm, policy and learner in processes of their own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings, config = learning.session, learning.config
@@ -217,7 +243,9 @@ def _at_once(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callabl
     process = learner_process(config, job, say)
     run = run_of(config, job)
     policy = trained_policy(run)  # of this process: what rewards read, and what is kept at the end
-    harvest = Harvest(learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say)
+    harvest = Harvest(
+        learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say
+    )
     try:
         say("starting the learner")
         process.start()
@@ -236,21 +264,29 @@ def _at_once(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callabl
             _finished(learning, harvest, policy, cost)
 
 
-def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread, say: Callable[[str], None]) -> None:
+def _session(
+    learning: Learning, left: int, spec: Any, harvesting: HarvestThread, say: Callable[[str], None]
+) -> None:
     settings, asked = learning.session, Asked(left, True, learning.console, learns=True)
-    body = build.attribute("real.body:Body")(_new_session(learning.folder), sessions.body_config(settings))
+    body = build.attribute("real.body:Body")(
+        _new_session(learning.folder), sessions.body_config(settings)
+    )
     with body:
         say(f"session {body.folder}; end it with Ctrl-C, at once with a second one")
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
         with contextlib.closing(judge):
-            plan = dataclasses.replace(sessions.make_plan(settings, asked, judge.tasks), past=harvesting.harvest.tried())
+            plan = dataclasses.replace(
+                sessions.make_plan(settings, asked, judge.tasks), past=harvesting.harvest.tried()
+            )
             checkpoint, learner = Path(settings.checkpoint), str(learning.folder / LEARNER_FOLDER)
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
             sessions.require_same(EmbodimentSpec.from_dict(about), checkpoint)
             sessions.start_person(body, settings, spec)
             sessions.start_policy(body, settings, checkpoint, about, plan, learner)
             if not why_not(learning.config):
-                start_live(body, learning.config, spec, settings.robot.score_every, settings.threads)
+                start_live(
+                    body, learning.config, spec, settings.robot.score_every, settings.threads
+                )
             if learning.console:
                 sessions.open_console(body, settings, plan, checkpoint, say)
             ready = _Ready(harvesting, learning.config.rl.concurrent.max_ahead, say)
@@ -258,9 +294,12 @@ def _session(learning: Learning, left: int, spec: Any, harvesting: HarvestThread
 
 
 class _Ready:
-    """Between episodes: queues what was closed, and says whether the next may start. Never waits itself."""
+    """Between episodes: queues what was closed, and says whether the next may start. Never waits
+    itself."""
 
-    def __init__(self, harvesting: HarvestThread, max_ahead: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, harvesting: HarvestThread, max_ahead: int, say: Callable[[str], None]
+    ) -> None:
         self._harvesting, self._max_ahead, self._say = harvesting, max_ahead, say
         self._looked, self._behind, self._waits = -math.inf, False, False
 
@@ -272,14 +311,19 @@ class _Ready:
         h.look()
         behind = h.owed > self._max_ahead > 0
         if behind and not self._behind:
-            self._say(f"the arm waits: more than rl.concurrent.max_ahead={self._max_ahead} updates are owed")
-        self._behind, self._waits = behind, behind or (self._max_ahead > 0 and h.waiting > 0)  # (the queued owe more)
+            self._say(
+                f"the arm waits: more than rl.concurrent.max_ahead={self._max_ahead} updates "
+                "are owed"
+            )
+        # (the queued owe more)
+        self._behind, self._waits = behind, behind or (self._max_ahead > 0 and h.waiting > 0)
         return not self._waits
 
 
-# ------------------------------------------------------------------------------------------------------------ by turns
+# ----------------------------------------------------------------------------------------- by turns
 class LearnerInTurns:
-    """A `RemoteLearner` in this process, with the policy that acts: `send` returns once all that is owed is learned."""
+    """A `RemoteLearner` in this process, with the policy that acts: `send` returns once all that
+    is owed is learned."""
 
     def __init__(self, folder: Path, policy: Any, learner: ReplayLearner) -> None:
         self._spool = Spool(folder / INBOX)
@@ -315,22 +359,34 @@ class LearnerInTurns:
         self.checkpoint()
 
 
-def _in_turns(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]) -> None:
-    """World, policy, learner and a scripted operator in this process, in virtual time: twice the same."""
+def _in_turns(
+    learning: Learning, logger: MetricsLogger, cost: Cost, say: Callable[[str], None]
+) -> None:
+    """World, policy, learner and a scripted operator in this process, in virtual time: twice the
+    same."""
     settings, config = learning.session, learning.config
     lockstep, base = build.attribute("real.lockstep:Lockstep"), sessions.body_config(settings)
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(contextlib.closing(lockstep(_new_session(learning.folder), base)))
+        session = stack.enter_context(
+            contextlib.closing(lockstep(_new_session(learning.folder), base))
+        )
         spec = session.robot.embodiment
         sessions.require_same(spec, Path(settings.checkpoint))
-        plan = sessions.make_plan(settings, Asked(learning.episodes, console=False, learns=True), session.world.tasks)
+        plan = sessions.make_plan(
+            settings, Asked(learning.episodes, console=False, learns=True), session.world.tasks
+        )
         acting = settings.robot.acting
-        session.others = load_others(sessions.reset_policy(settings, plan), spec, config.device, acting)
+        session.others = load_others(
+            sessions.reset_policy(settings, plan), spec, config.device, acting
+        )
         run = run_of(config, _described(learning, spec, plan.tasks))
         policy = trained_policy(run)
         inner = learner_of(run, policy)
         if not isinstance(inner, ReplayLearner):
-            raise ConfigError(f"algorithm.type={config.algorithm_type} keeps no replay for a session to learn from")
+            raise ConfigError(
+                f"algorithm.type={config.algorithm_type} keeps no replay for a "
+                "session to learn from"
+            )
         learner = LearnerInTurns(learning.folder / LEARNER_FOLDER, policy, inner)
         reward = SessionReward(run, policy, say)
         if not why_not(config):
@@ -348,7 +404,10 @@ def _in_turns(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callab
             if n and (done % learning.every == 0 or done == learning.episodes):
                 figures = judge(n)
                 logger.log("judged", done, figures)
-                say(f"after {done} episodes: {figures['eval/success']:.0%} of {n} held-out episodes without help")
+                say(
+                    f"after {done} episodes: {figures['eval/success']:.0%} of {n} held-out "
+                    "episodes without help"
+                )
 
         def told(outcome: Any) -> str:
             say(sessions.line(outcome))
@@ -362,7 +421,13 @@ def _in_turns(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callab
             judged()
             if left is not None:
                 plan = dataclasses.replace(plan, alone=True, episodes=left, past=harvest.tried())
-                done = session.run(plan, decide, version_name(learner.version), sessions.acting_config(settings), told)
+                done = session.run(
+                    plan,
+                    decide,
+                    version_name(learner.version),
+                    sessions.acting_config(settings),
+                    told,
+                )
                 for text in sessions.summary(done.outcomes):
                     say(text)
                 if done.problem:
@@ -373,9 +438,12 @@ def _in_turns(learning: Learning, logger: MetricsLogger, cost: Cost, say: Callab
 
 
 class Judge:
-    """Held-out episodes of a policy's most likely actions, without help, in a session of their own; each time the same."""
+    """Held-out episodes of a policy's most likely actions, without help, in a session of their
+    own; each time the same."""
 
-    def __init__(self, learning: Learning, policy: Any, device: Any, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, learning: Learning, policy: Any, device: Any, stack: contextlib.ExitStack
+    ) -> None:
         self._learning, self._stack = learning, stack
         self._decide = make_decide(policy, True, device, learning.session.robot.acting)
         self._session: Any = None
@@ -385,16 +453,33 @@ class Judge:
         settings, random = self._learning.session, torch.get_rng_state()
         if self._session is None:
             config = sessions.body_config(settings)
-            options = config.options | ({"split": "held_out"} if settings.robot.world == "tabletop" else {})
+            options = config.options | (
+                {"split": "held_out"} if settings.robot.world == "tabletop" else {}
+            )
             config = dataclasses.replace(config, record=False, options=options)
-            lockstep = build.attribute("real.lockstep:Lockstep")(self._learning.folder / "judged", config)
+            lockstep = build.attribute("real.lockstep:Lockstep")(
+                self._learning.folder / "judged", config
+            )
             self._session = self._stack.enter_context(contextlib.closing(lockstep))
-        plan = sessions.make_plan(settings, Asked(n, console=False, learns=True), self._session.world.tasks)
-        starts = [dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks)) for i in range(n)]
-        plan = dataclasses.replace(plan, alone=True, tasks=tuple(starts), practice=None, returns=None)
-        done = self._session.run(plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None)
+        plan = sessions.make_plan(
+            settings, Asked(n, console=False, learns=True), self._session.world.tasks
+        )
+        starts = [
+            dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks))
+            for i in range(n)
+        ]
+        plan = dataclasses.replace(
+            plan, alone=True, tasks=tuple(starts), practice=None, returns=None
+        )
+        done = self._session.run(
+            plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None
+        )
         torch.set_rng_state(random)  # judging changes nothing of what follows
         if done.problem:
             raise UserError(f"judging stopped: {done.problem}")
         good = [o.seconds for o in done.outcomes if o.success]
-        return {"eval/success": len(good) / n, "eval/episodes": n, "eval/cycle_seconds": sum(good) / max(1, len(good))}
+        return {
+            "eval/success": len(good) / n,
+            "eval/episodes": n,
+            "eval/cycle_seconds": sum(good) / max(1, len(good)),
+        }

@@ -1,8 +1,9 @@
-"""The policy's process: ``python -m vla_rl.robot.policy CONFIG.json`` with socket, checkpoint, embodiment, acting, steps,
-valid_s, instruction, deterministic, device and threads. It is told when to decide by `real.acting`.
+"""The policy's process: ``python -m vla_rl.robot.policy CONFIG.json`` with socket, checkpoint,
+embodiment, acting, steps, valid_s, instruction, deterministic, device and threads. It is told when
+to decide by `real.acting`.
 
-With ``learner``, the folder between an actor and a learner (`vla_rl.learning.spool`), it acts with the learner's newest
-weights, which it takes as an episode ends.
+With ``learner``, the folder between an actor and a learner (`vla_rl.learning.spool`), it acts with
+the learner's newest weights, which it takes as an episode ends.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from vla_rl.specs import EmbodimentSpec, SlotObservation
 Decide = Callable[..., np.ndarray]
 
 
-def make_decide(policy: Any, deterministic: bool, device: Any = None, acting: str = "synchronous") -> Decide:
-    """How a policy decides in a session: on the `Observation` that the simulator's slots would yield. Raises `ConfigError`
-    for one that cannot act as `real.acting` is to (``acting``)."""
+def make_decide(
+    policy: Any, deterministic: bool, device: Any = None, acting: str = "synchronous"
+) -> Decide:
+    """How a policy decides in a session: on the `Observation` that the simulator's slots would
+    yield. Raises `ConfigError` for one that cannot act as `real.acting` is to (``acting``)."""
     import torch
 
     from vla_rl.interfaces import RememberingPolicy
@@ -38,7 +41,11 @@ def make_decide(policy: Any, deterministic: bool, device: Any = None, acting: st
         return chunk.actions[0][chunk.valid[0]].float().cpu().numpy()
 
     def decide(
-        images: dict[str, np.ndarray], proprio: np.ndarray, instruction: str, first: bool, guide: Any = None
+        images: dict[str, np.ndarray],
+        proprio: np.ndarray,
+        instruction: str,
+        first: bool,
+        guide: Any = None,
     ) -> np.ndarray:
         """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
         seen = Observation.from_slots([SlotObservation(images, proprio, instruction)])
@@ -48,7 +55,9 @@ def make_decide(policy: Any, deterministic: bool, device: Any = None, acting: st
             weight = torch.zeros(1, policy.chunk_length)
             wanted[0, : len(guide.wanted)] = torch.from_numpy(guide.wanted)
             weight[0, : len(guide.weight)] = torch.from_numpy(guide.weight)
-            return rows(policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic))
+            return rows(
+                policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)
+            )
         options: dict[str, Any] = {"deterministic": deterministic}
         if isinstance(policy, RememberingPolicy):
             if first or not memory:
@@ -69,21 +78,26 @@ def _require_acting(policy: Any, acting: str) -> None:
 
     if acting == "rtc" and not (isinstance(policy, GuidedPolicy) and policy.guidable):
         raise ConfigError(
-            f"robot.acting=rtc guides a flow policy while it denoises, and {type(policy).__name__} cannot be guided: use "
-            f"robot.acting=ensemble or asynchronous, or a policy that can (policy=nano_flow, or another sampler of a flow)"
+            f"robot.acting=rtc guides a flow policy while it denoises, and {type(policy).__name__} "
+            "cannot be guided: use robot.acting=ensemble or asynchronous, or a policy that can "
+            "(policy=nano_flow, or another sampler of a flow)"
         )
     if isinstance(policy, RememberingPolicy) and acting in ("rtc", "ensemble"):
         raise ConfigError(
-            f"robot.acting={acting} decides anew while a chunk runs, and {type(policy).__name__} follows a chunk from one "
-            f"decision to the next: use robot.acting=synchronous"
+            f"robot.acting={acting} decides anew while a chunk runs, and {type(policy).__name__} "
+            "follows a chunk from one decision to the next: use robot.acting=synchronous"
         )
 
 
 def load(
-    checkpoint: str, embodiment: EmbodimentSpec, deterministic: bool, device: str = "auto", acting: str = "synchronous"
+    checkpoint: str,
+    embodiment: EmbodimentSpec,
+    deterministic: bool,
+    device: str = "auto",
+    acting: str = "synchronous",
 ) -> tuple[Decide, str]:
-    """(how it decides, its version for the record) of a checkpoint. Raises `UserError` for one of another robot, or one that
-    cannot act in this way."""
+    """(how it decides, its version for the record) of a checkpoint. Raises `UserError` for one of
+    another robot, or one that cannot act in this way."""
     from vla_rl.checkpoint import fingerprint, load_policy
     from vla_rl.devices import pick_device
 
@@ -97,7 +111,10 @@ def load_others(
     checkpoints: Mapping[str, str], embodiment: EmbodimentSpec, device: str, acting: str
 ) -> dict[str, tuple[Decide, str]]:
     """`real.acting.Acting`'s ``others``, of {instruction: checkpoint}."""
-    return {text: load(checkpoint, embodiment, True, device, acting) for text, checkpoint in checkpoints.items()}
+    return {
+        text: load(checkpoint, embodiment, True, device, acting)
+        for text, checkpoint in checkpoints.items()
+    }
 
 
 def _warm(decide: Decide, embodiment: EmbodimentSpec) -> Decide:
@@ -109,8 +126,8 @@ def _warm(decide: Decide, embodiment: EmbodimentSpec) -> Decide:
 
 @dataclass(frozen=True)
 class Learned:
-    """A policy that a learner trains meanwhile: how it decides, ``chunk_length`` control steps at a time, its version, and
-    `real.acting.Acting`'s ``swap``."""
+    """A policy that a learner trains meanwhile: how it decides, ``chunk_length`` control steps at a
+    time, its version, and `real.acting.Acting`'s ``swap``."""
 
     decide: Decide
     chunk_length: int
@@ -118,7 +135,9 @@ class Learned:
     swap: Callable[[], str | None]
 
 
-def load_learner(folder: Path, embodiment: EmbodimentSpec, deterministic: bool, acting: str) -> Learned:
+def load_learner(
+    folder: Path, embodiment: EmbodimentSpec, deterministic: bool, acting: str
+) -> Learned:
     """The policy that the learner of ``folder`` trains, with its newest weights."""
     import torch
 
@@ -159,10 +178,17 @@ def main(config: dict[str, Any]) -> None:
         learned = load_learner(Path(config["learner"]), embodiment, deterministic, how.acting)
         decide, version = learned.decide, learned.version
     else:
-        decide, version = load(config["checkpoint"], embodiment, deterministic, config["device"], how.acting)
+        decide, version = load(
+            config["checkpoint"], embodiment, deterministic, config["device"], how.acting
+        )
     pictures = build.attribute("real.ring:Rings")()
     acting = build.attribute("real.acting:Acting")(
-        decide, pictures, version, how, config["instruction"], learned.swap if learned else lambda: None
+        decide,
+        pictures,
+        version,
+        how,
+        config["instruction"],
+        learned.swap if learned else lambda: None,
     )
     acting.others |= load_others(config["resets"], embodiment, config["device"], how.acting)
     client = build.attribute("real.link:Client")(config["socket"], "policy")
@@ -172,7 +198,9 @@ def main(config: dict[str, Any]) -> None:
     finally:
         times = sorted(acting.waited) or [0.0]
         took = {"p50": 1e3 * times[len(times) // 2], "max": 1e3 * times[-1]}
-        Path(config["report"]).write_text(json.dumps({"decisions": acting.decisions, "ms": took}), encoding="utf-8")
+        Path(config["report"]).write_text(
+            json.dumps({"decisions": acting.decisions, "ms": took}), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from vla_rl.errors import UserError
 
 
 def run_process(main: Callable[[dict[str, Any]], None]) -> None:
-    """Call ``main`` with the config file that the command line names. It ends with the session's launcher, or by SIGTERM,
-    and not by a Ctrl-C that was meant for that; a `UserError` is its last line."""
+    """Call ``main`` with the config file that the command line names. It ends with the session's
+    launcher, or by SIGTERM, and not by a Ctrl-C that was meant for that; a `UserError` is its last
+    line."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

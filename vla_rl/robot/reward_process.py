@@ -1,7 +1,8 @@
 """What a reward says of the episode that runs: for the console's curve, and for the record.
 
-``python -m vla_rl.robot.reward_process CONFIG.json`` with socket, job, every and threads: a process that only listens and
-says `Progress`. Nobody waits for it. Where its model takes long it looks less often; where it dies the session goes on.
+``python -m vla_rl.robot.reward_process CONFIG.json`` with socket, job, every and threads: a process
+that only listens and says `Progress`. Nobody waits for it. Where its model takes long it looks less
+often; where it dies the session goes on.
 """
 
 from __future__ import annotations
@@ -34,17 +35,28 @@ Judge = Callable[[Trajectory], "float | None"]
 
 
 class Live:
-    """Takes the supervisor's messages (`hear`) and says what to send (`score`). No clock, no socket.
+    """Takes the supervisor's messages (`hear`) and says what to send (`score`). No clock, no
+    socket.
 
-    It looks at every ``every``-th control step: at the first picture of each camera from after it. ``refresh`` is called as
-    an episode begins, for a model that is trained meanwhile.
+    It looks at every ``every``-th control step: at the first picture of each camera from after it.
+    ``refresh`` is called as an episode begins, for a model that is trained meanwhile.
     """
 
     def __init__(
-        self, judge: Judge, pictures: Callable[[Any], np.ndarray | None], model: str, every: int,
+        self,
+        judge: Judge,
+        pictures: Callable[[Any], np.ndarray | None],
+        model: str,
+        every: int,
         refresh: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        self._judge, self._pictures, self.model, self._every, self._refresh = judge, pictures, model, every, refresh
+    ) -> None:
+        self._judge, self._pictures, self.model, self._every, self._refresh = (
+            judge,
+            pictures,
+            model,
+            every,
+            refresh,
+        )
         self._parse = build.attribute("real.tasks:parse")
         self._cameras: tuple[str, ...] = ()
         self._width = 0
@@ -109,10 +121,13 @@ class Live:
         return {"model": self.model, "episode": self._episode, "step": self._last, "value": value}
 
     def _until_now(self) -> Trajectory:
-        """As if the episode were cut here. What was done between the pictures is not in it: no progress model reads that."""
+        """As if the episode were cut here. What was done between the pictures is not in it: no
+        progress model reads that."""
         t = len(self._seen) - 1
         return Trajectory(
-            episode=EpisodeSpec(self._task.name, self._task.number, rollout_id=f"live/{self._episode}/{self._last}"),
+            episode=EpisodeSpec(
+                self._task.name, self._task.number, rollout_id=f"live/{self._episode}/{self._last}"
+            ),
             observations=Observation.from_slots(self._seen[:-1]),
             final_observation=Observation.from_slots(self._seen[-1:]),
             actions=torch.zeros(t, 1, self._width),
@@ -127,7 +142,8 @@ class Live:
 
 
 class Remembering:
-    """A chat backend that is asked each question once: of an episode that grows most were asked before."""
+    """A chat backend that is asked each question once: of an episode that grows most were asked
+    before."""
 
     def __init__(self, backend: Any, most: int = 4096) -> None:
         self._backend, self._most = backend, most
@@ -146,7 +162,10 @@ class Remembering:
 def why_not(config: RunConfig) -> str:
     """Why the config's reward cannot judge an episode that runs; "" where it can."""
     if reads_policy(config.reward):
-        return "it reads the policy's own features (reward.encoder.type=policy), which only whole episodes offer"
+        return (
+            "it reads the policy's own features (reward.encoder.type=policy), which only whole "
+            "episodes offer"
+        )
     if not needs_judging(config.reward_type, config.reward):
         return "it judges whole episodes; use pairwise, process, classifier, value_progress or vlac"
     return ""
@@ -154,7 +173,9 @@ def why_not(config: RunConfig) -> str:
 
 def judge_of(reward: SessionReward) -> Judge:
     """What ``reward`` says at the end of what was seen; nothing as long as it is not fitted."""
-    if isinstance(reward.reward, AskingReward) and not isinstance(reward.reward.backend, Remembering):
+    if isinstance(reward.reward, AskingReward) and not isinstance(
+        reward.reward.backend, Remembering
+    ):
         reward.reward.backend = Remembering(reward.reward.backend)
 
     def judge(trajectory: Trajectory) -> float | None:
@@ -172,11 +193,24 @@ def live_of(reward: SessionReward, model: str, every: int, refresh: bool = False
     return Live(judge_of(reward), rings, model, every, reward.refresh if refresh else lambda: None)
 
 
-# ------------------------------------------------------------------------------------------------------------ the process
-def start_live(body: Any, config: RunConfig, embodiment: EmbodimentSpec, every: int, threads: int) -> None:
+# -------------------------------------------------------------------------------------- the process
+def start_live(
+    body: Any, config: RunConfig, embodiment: EmbodimentSpec, every: int, threads: int
+) -> None:
     """Start the process; its end does not end the session."""
-    job = {"socket": body.socket, "job": job_of(config, embodiment, []), "every": every, "threads": threads or 1}
-    body.process("reward", "vla_rl.robot.reward_process", [body.write_config("reward", job)], timeout=600.0, may_end=True)
+    job = {
+        "socket": body.socket,
+        "job": job_of(config, embodiment, []),
+        "every": every,
+        "threads": threads or 1,
+    }
+    body.process(
+        "reward",
+        "vla_rl.robot.reward_process",
+        [body.write_config("reward", job)],
+        timeout=600.0,
+        may_end=True,
+    )
 
 
 def load_live(config: RunConfig, embodiment: EmbodimentSpec, every: int) -> Live:
@@ -187,7 +221,10 @@ def load_live(config: RunConfig, embodiment: EmbodimentSpec, every: int) -> Live
 
 def serve(client: Any, live: Live) -> None:
     """Until the session ends. All that waits is heard before anything is scored."""
-    progress, link_error = build.attribute("real.messages:Progress"), build.attribute("real.link:LinkError")
+    progress, link_error = (
+        build.attribute("real.messages:Progress"),
+        build.attribute("real.link:LinkError"),
+    )
     try:
         while True:
             message = client.receive(0.1)
@@ -204,7 +241,11 @@ def main(config: dict[str, Any]) -> None:
     torch.set_num_threads(int(config["threads"]))
     os.nice(10)
     job = config["job"]
-    live = load_live(configs.from_tree(job["config"]), EmbodimentSpec.from_dict(job["embodiment"]), config["every"])
+    live = load_live(
+        configs.from_tree(job["config"]),
+        EmbodimentSpec.from_dict(job["embodiment"]),
+        config["every"],
+    )
     client = build.attribute("real.link:Client")(config["socket"], "viewer", SOURCE)
     print("ready", flush=True)
     serve(client, live)

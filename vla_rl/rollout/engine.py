@@ -1,9 +1,10 @@
 """Runs a queue of episodes on a vectorised env and keeps every slot busy.
 
-The policy serves whatever slots wait, in one batch, as soon as ``serve_fraction`` of the live slots do: the others
-simulate meanwhile. A finished slot takes the next episode at once. Rows of a batch are ordered by episode, and each
-row's sampling seed depends on its episode's seed and decision alone: results do not depend on slots or workers, but for
-the rounding of differently sized batches. With ``serve_fraction`` 1 the batches themselves are always the same.
+The policy serves whatever slots wait, in one batch, as soon as ``serve_fraction`` of the live slots
+do: the others simulate meanwhile. A finished slot takes the next episode at once. Rows of a batch
+are ordered by episode, and each row's sampling seed depends on its episode's seed and decision
+alone: results do not depend on slots or workers, but for the rounding of differently sized batches.
+With ``serve_fraction`` 1 the batches themselves are always the same.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class _Tally:
 
 @dataclass
 class _Episode:
-    """An episode under way in a slot: what was decided (a batch and the row in it) and what came of it."""
+    """An episode under way in a slot: what was decided (a batch and the row in it) and what came
+    of it."""
 
     index: int
     spec: EpisodeSpec
@@ -72,7 +74,8 @@ class _Episode:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment of an engine: what it has done so far, when that was, and how long its simulators had worked (seconds)."""
+    """A moment of an engine: what it has done so far, when that was, and how long its simulators
+    had worked (seconds)."""
 
     tally: _Tally
     seconds: float
@@ -87,17 +90,19 @@ class RolloutEngine:
         self.env, self.policy, self.config = env, policy, config or RolloutConfig()
         if self.config.replan_steps > policy.chunk_length:
             raise ConfigError(
-                f"rollout.replan_steps={self.config.replan_steps} is more than the policy's chunk_length "
-                f"{policy.chunk_length}: use at most that, or 0 for the whole chunk."
+                f"rollout.replan_steps={self.config.replan_steps} is more than the policy's "
+                f"chunk_length {policy.chunk_length}: use at most that, or 0 for the whole chunk."
             )
-        self.before_decision: Callable[[], None] | None = None  # called before the policy is, such as to swap its weights
+        # called before the policy is, such as to swap its weights
+        self.before_decision: Callable[[], None] | None = None
         self._busy: dict[int, float] = {}  # slot → when its open request was made
         self._version = 0
         self._tally = _Tally()
         self._seconds: deque[float] = deque(maxlen=_RECENT)  # of the last episodes that ended
 
     def publish(self, version: int) -> None:
-        """Decisions from here on are of policy ``version``; the weights are the caller's own, so nothing is copied."""
+        """Decisions from here on are of policy ``version``; the weights are the caller's own, so
+        nothing is copied."""
         self._version = version
 
     def collect(
@@ -111,17 +116,19 @@ class RolloutEngine:
     ) -> RolloutResult:
         """Run every episode to its end.
 
-        ``progress`` and ``on_trajectory`` are called as each episode ends, while the others go on simulating. ``more`` is
-        asked for further ones whenever a slot has none; their trajectories go to ``on_trajectory`` alone, as all then do.
+        ``progress`` and ``on_trajectory`` are called as each episode ends, while the others go on
+        simulating. ``more`` is asked for further ones whenever a slot has none; their trajectories
+        go to ``on_trajectory`` alone, as all then do.
 
-        Stats: ``episodes``, ``successes``, ``decisions``, ``control_steps``, ``retries`` (counts); ``seconds`` and its
-        parts ``policy_seconds`` and ``wait_seconds`` (nothing to do but wait for the env); ``env_utilisation``, the
-        share of time the workers spent in the simulator (for an env without ``busy_seconds`` and ``num_workers``: the
-        share of time the slots had a request open); ``decisions_per_second``; ``control_steps_per_second``;
-        ``policy_batch``, the mean number of rows; `EPISODE_SECONDS` (0: the env does not tell).
+        Stats: ``episodes``, ``successes``, ``decisions``, ``control_steps``, ``retries`` (counts);
+        ``seconds`` and its parts ``policy_seconds`` and ``wait_seconds`` (nothing to do but wait
+        for the env); ``env_utilisation``, the share of time the workers spent in the simulator (for
+        an env without ``busy_seconds`` and ``num_workers``: the share of time the slots had a
+        request open); ``decisions_per_second``; ``control_steps_per_second``; ``policy_batch``, the
+        mean number of rows; `EPISODE_SECONDS` (0: the env does not tell).
 
-        Raises `UserError` for an unknown task or split, actions that are not finite, or an episode that failed more
-        than ``max_retries`` times.
+        Raises `UserError` for an unknown task or split, actions that are not finite, or an episode
+        that failed more than ``max_retries`` times.
         """
         self._check(episodes)
         self._settle()
@@ -139,7 +146,9 @@ class RolloutEngine:
 
         with _spare_threads(self.env.num_workers if isinstance(self.env, WorkerEnv) else 0):
             self._run(episodes, deterministic, ended, more or (lambda: ()))
-        return RolloutResult([results[i] for i in sorted(results)], self.figures(begun, self.mark()))
+        return RolloutResult(
+            [results[i] for i in sorted(results)], self.figures(begun, self.mark())
+        )
 
     def mark(self) -> Mark:
         """Now; may be asked from another thread while episodes run."""
@@ -149,10 +158,20 @@ class RolloutEngine:
     def figures(self, since: Mark, until: Mark) -> dict[str, float]:
         """The ``stats`` of `collect` for what lies between two marks."""
         before = dataclasses.asdict(since.tally)
-        tally = _Tally(**{name: value - before[name] for name, value in dataclasses.asdict(until.tally).items()})
+        tally = _Tally(
+            **{
+                name: value - before[name]
+                for name, value in dataclasses.asdict(until.tally).items()
+            }
+        )
         ended = list(self._seconds)[-tally.episodes :] if tally.episodes else []
-        quantiles = {name: float(np.quantile(ended, q)) if ended else 0.0 for name, q in EPISODE_SECONDS.items()}
-        return self._stats(tally, until.seconds - since.seconds, until.busy - since.busy) | quantiles
+        quantiles = {
+            name: float(np.quantile(ended, q)) if ended else 0.0
+            for name, q in EPISODE_SECONDS.items()
+        }
+        return (
+            self._stats(tally, until.seconds - since.seconds, until.busy - since.busy) | quantiles
+        )
 
     def _run(
         self,
@@ -188,7 +207,8 @@ class RolloutEngine:
             for _ in range(len(idle)):
                 take_next(idle.popleft())
             serve = len(waiting) >= max(1, self.config.serve_fraction * len(live)) or not self._busy
-            for event in self._poll(0.0 if serve else None, tally):  # serving: take along what is ready anyway
+            # serving: take along what is ready anyway
+            for event in self._poll(0.0 if serve else None, tally):
                 episode = live[event.slot]
                 if event.error is not None:  # the episode runs again, from its start
                     failures = episode.failures + (not event.blameless)
@@ -220,7 +240,7 @@ class RolloutEngine:
         self._seconds.append(episode.seconds)
         return trajectory
 
-    # ------------------------------------------------------------------------------------------------------- one round
+    # ------------------------------------------------------------------------------------ one round
     def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
         if not self._busy:
             return []
@@ -232,7 +252,9 @@ class RolloutEngine:
             tally.slot_seconds += now - self._busy.pop(event.slot)
         return events
 
-    def _serve(self, slots: set[int], live: dict[int, _Episode], deterministic: bool, tally: _Tally) -> None:
+    def _serve(
+        self, slots: set[int], live: dict[int, _Episode], deterministic: bool, tally: _Tally
+    ) -> None:
         """One batched decision for ``slots``, sent to the env."""
         if self.before_decision is not None:
             self.before_decision()
@@ -244,7 +266,9 @@ class RolloutEngine:
         with torch.inference_mode():
             options: dict[str, Any] = {"deterministic": deterministic, "seeds": seeds}
             if isinstance(self.policy, RememberingPolicy):
-                options["memory"] = [r.memory if r.decisions else self.policy.initial_memory() for r in rows]
+                options["memory"] = [
+                    r.memory if r.decisions else self.policy.initial_memory() for r in rows
+                ]
             output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
         lengths = self._executed_lengths(output, len(rows))
         actions = output.chunk.actions.float().numpy()
@@ -259,29 +283,36 @@ class RolloutEngine:
             self._busy[slot] = now
 
     def _executed_lengths(self, output: PolicyOutput, batch: int) -> list[int]:
-        """Control steps to execute per row: up to the first that carries no action, at most ``replan_steps``."""
+        """Control steps to execute per row: up to the first that carries no action, at most
+        ``replan_steps``."""
         shape = (batch, self.policy.chunk_length, self.env.embodiment.action_dim)
         valid = output.chunk.valid
         if tuple(output.chunk.actions.shape) != shape or tuple(valid.shape) != shape[:2]:
             raise UserError(
-                f"The policy returned actions of shape {tuple(output.chunk.actions.shape)} and valid of shape "
-                f"{tuple(valid.shape)}, expected {shape} and {shape[:2]} (batch, chunk_length, action dimensions)."
+                f"The policy returned actions of shape {tuple(output.chunk.actions.shape)} and "
+                f"valid of shape {tuple(valid.shape)}, expected {shape} and {shape[:2]} (batch, "
+                "chunk_length, action dimensions)."
             )
         lengths = valid.long().cumprod(1).sum(1)
         if not bool((lengths > 0).all()):
-            raise UserError("The policy returned a chunk whose first control step is marked as not valid.")
+            raise UserError(
+                "The policy returned a chunk whose first control step is marked as not valid."
+            )
         return lengths.clamp(max=self.config.replan_steps or self.policy.chunk_length).tolist()
 
-    # ---------------------------------------------------------------------------------------------------- before, after
+    # -------------------------------------------------------------------------------- before, after
     def _check(self, episodes: Sequence[EpisodeSpec]) -> None:
         known = {task.task_id for task in self.env.tasks}
         for episode in episodes:
             check_split(episode.split)
             if episode.task_id not in known:
-                raise UserError(f"Unknown task {episode.task_id!r}: this env has {', '.join(sorted(known))}.")
+                raise UserError(
+                    f"Unknown task {episode.task_id!r}: this env has {', '.join(sorted(known))}."
+                )
 
     def _settle(self) -> None:
-        """Wait for requests that an interrupted run left open, so that their events are not taken for this run's."""
+        """Wait for requests that an interrupted run left open, so that their events are not
+        taken for this run's."""
         while self._busy:
             events = self.env.poll()
             if not events:  # the env forgot them
@@ -292,9 +323,9 @@ class RolloutEngine:
     def _give_up_on(self, spec: EpisodeSpec, failures: int, error: str) -> None:
         if failures > self.config.max_retries:
             raise UserError(
-                f"Episode {spec.rollout_id} (task {spec.task_id!r}, initial state {spec.init_state_id}, {spec.split}, "
-                f"seed {spec.seed}) failed {failures} times (rollout.max_retries={self.config.max_retries}). "
-                f"Last error: {error}"
+                f"Episode {spec.rollout_id} (task {spec.task_id!r}, initial state "
+                f"{spec.init_state_id}, {spec.split}, seed {spec.seed}) failed {failures} times "
+                f"(rollout.max_retries={self.config.max_retries}). Last error: {error}"
             )
 
     def _stats(self, tally: _Tally, seconds: float, worked: float) -> dict[str, float]:
@@ -319,30 +350,42 @@ class RolloutEngine:
 
 
 def pooled_stats(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The ``stats`` of several runs as if they had been one: counts and seconds add up, rates follow from the sums."""
+    """The ``stats`` of several runs as if they had been one: counts and seconds add up, rates
+    follow from the sums."""
     total = {name: sum(stats[name] for stats in rounds) for name in rounds[0]}
-    calls = sum(stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"])
+    calls = sum(
+        stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"]
+    )
     busy = sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds)
-    return total | {
-        "env_utilisation": busy / total["seconds"],
-        "decisions_per_second": total["decisions"] / total["seconds"],
-        "control_steps_per_second": total["control_steps"] / total["seconds"],
-        "policy_batch": total["decisions"] / max(1.0, calls),
-    } | pooled_seconds(rounds)
+    return (
+        total
+        | {
+            "env_utilisation": busy / total["seconds"],
+            "decisions_per_second": total["decisions"] / total["seconds"],
+            "control_steps_per_second": total["control_steps"] / total["seconds"],
+            "policy_batch": total["decisions"] / max(1.0, calls),
+        }
+        | pooled_seconds(rounds)
+    )
 
 
 def pooled_seconds(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`EPISODE_SECONDS` of several runs as if they were one: the largest of all, of other quantiles the episodes' mean."""
+    """`EPISODE_SECONDS` of several runs as if they were one: the largest of all, of other
+    quantiles the episodes' mean."""
     most = max(EPISODE_SECONDS, key=lambda name: EPISODE_SECONDS[name])
     ended = [stats for stats in rounds if stats.get("episodes") and most in stats]
     count = sum(stats["episodes"] for stats in ended)
-    means = {name: sum(s[name] * s["episodes"] for s in ended) / count if ended else 0.0 for name in EPISODE_SECONDS}
+    means = {
+        name: sum(s[name] * s["episodes"] for s in ended) / count if ended else 0.0
+        for name in EPISODE_SECONDS
+    }
     return means | {most: max((stats[most] for stats in ended), default=0.0)}
 
 
 @contextlib.contextmanager
 def _spare_threads(workers: int) -> Iterator[None]:
-    """Leaves a core to each simulator process: torch's threads spin while they wait for one that has none."""
+    """Leaves a core to each simulator process: torch's threads spin while they wait for one that
+    has none."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - workers))
     try:
@@ -362,7 +405,8 @@ def _to_cpu(output: PolicyOutput) -> PolicyOutput:
 
 
 def _trajectory(episode: _Episode, spec: EmbodimentSpec) -> Trajectory:
-    """Stack an ended episode. Stacking also turns the policy's inference tensors into normal ones, fit for autograd."""
+    """Stack an ended episode. Stacking also turns the policy's inference tensors into normal
+    ones, fit for autograd."""
 
     def rows(pick: Callable[[PolicyOutput], Tensor]) -> Tensor:
         return torch.stack([pick(output)[row] for output, row in episode.decisions])
@@ -370,11 +414,14 @@ def _trajectory(episode: _Episode, spec: EmbodimentSpec) -> Trajectory:
     first, _ = episode.decisions[0]
     last = episode.steps[-1]
     proposed = rows(lambda output: output.chunk.actions).float()
-    valid = torch.arange(proposed.shape[1]) < torch.tensor([[step.executed] for step in episode.steps])
+    valid = torch.arange(proposed.shape[1]) < torch.tensor(
+        [[step.executed] for step in episode.steps]
+    )
     clipped = torch.clamp(proposed, torch.tensor(spec.action_low), torch.tensor(spec.action_high))
     sent = torch.where(valid[:, :, None], clipped, proposed)
     rewards, human = torch.zeros(valid.shape), torch.zeros_like(valid)
-    filled = rewards.numpy(), sent.numpy(), human.numpy()  # views: row by row numpy is several times faster
+    # views: row by row numpy is several times faster
+    filled = rewards.numpy(), sent.numpy(), human.numpy()
     for step, reward, action, person in zip(episode.steps, *filled):
         n = step.executed
         reward[:n] = step.rewards[:n]
@@ -390,7 +437,10 @@ def _trajectory(episode: _Episode, spec: EmbodimentSpec) -> Trajectory:
         valid=valid,
         rewards=rewards,
         behavior_log_prob=rows(lambda output: output.behavior_log_prob),
-        replay={name: torch.stack([x.replay[name][row] for x, row in episode.decisions]) for name in first.replay},
+        replay={
+            name: torch.stack([x.replay[name][row] for x, row in episode.decisions])
+            for name in first.replay
+        },
         terminated=last.terminated,
         truncated=last.truncated and not last.terminated,
         success=last.success,

@@ -1,4 +1,5 @@
-"""Hybrid rollouts (PLD, arXiv 2511.00091): the frozen policy acts first, then what was trained on top of it takes over.
+"""Hybrid rollouts (PLD, arXiv 2511.00091): the frozen policy acts first, then what was trained on
+top of it takes over.
 
 So demonstrations begin where the frozen policy itself gets to, and show what to do from there.
 """
@@ -27,8 +28,9 @@ class _Turn:
 
 
 class Handover:
-    """A `RememberingPolicy` that decides one control step at a time: ``base`` acts for the first 0 … ``longest`` of them
-    (drawn by the episode's seed), ``policy`` for the rest, which begins there as at an episode's start."""
+    """A `RememberingPolicy` that decides one control step at a time: ``base`` acts for the first 0
+    … ``longest`` of them (drawn by the episode's seed), ``policy`` for the rest, which begins there
+    as at an episode's start."""
 
     chunk_length = 1
 
@@ -50,7 +52,10 @@ class Handover:
         """The next action of each row [b 1 a]; its ``replay`` tells who chose it."""
         b = len(observation)
         seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else list(seeds)
-        turns = [self._first(seeds[i]) if memory is None or memory[i] is None else memory[i] for i in range(b)]
+        turns = [
+            self._first(seeds[i]) if memory is None or memory[i] is None else memory[i]
+            for i in range(b)
+        ]
         actions = torch.empty(b, 1, self.embodiment.action_dim)
         after: list[Any] = [None] * b
         for acting, rows in (
@@ -65,7 +70,9 @@ class Handover:
             for row, i in enumerate(rows):
                 left = max(0, turns[i].left - 1)
                 ends = turns[i].left == 1
-                remembered = self.policy.initial_memory() if ends or out.memory is None else out.memory[row]
+                remembered = (
+                    self.policy.initial_memory() if ends or out.memory is None else out.memory[row]
+                )
                 after[i] = _Turn(left, remembered)
         by_base = torch.tensor([turn.left > 0 for turn in turns])
         chunk = ActionChunk(actions, torch.ones(b, 1, dtype=torch.bool))

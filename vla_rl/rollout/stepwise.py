@@ -1,4 +1,5 @@
-"""A policy one control step at a time, so that every control step is observed: what a dataset of demonstrations holds."""
+"""A policy one control step at a time, so that every control step is observed: what a dataset of
+demonstrations holds."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput
 
 @dataclasses.dataclass(frozen=True)
 class _Queue:
-    """What is left of a row's chunk [h a], and what the policy wants to remember at its next decision."""
+    """What is left of a row's chunk [h a], and what the policy wants to remember at its next
+    decision."""
 
     actions: Tensor
     memory: Any
 
 
 class Stepwise:
-    """A `RememberingPolicy` that follows another's chunks to their end, deciding anew only then; it does the same."""
+    """A `RememberingPolicy` that follows another's chunks to their end, deciding anew only then;
+    it does the same."""
 
     chunk_length = 1
 
@@ -42,10 +45,16 @@ class Stepwise:
         memory: Sequence[Any] | None = None,
     ) -> PolicyOutput:
         """The next action of each row's chunk [b 1 a]."""
-        queues = [self.initial_memory() for _ in range(len(observation))] if memory is None else list(memory)
+        queues = (
+            [self.initial_memory() for _ in range(len(observation))]
+            if memory is None
+            else list(memory)
+        )
         ended = [i for i, queue in enumerate(queues) if not len(queue.actions)]
         if ended:
-            options: dict[str, Any] = {"seeds": None if seeds is None else [seeds[i] for i in ended]}
+            options: dict[str, Any] = {
+                "seeds": None if seeds is None else [seeds[i] for i in ended]
+            }
             if isinstance(self.policy, RememberingPolicy):
                 options["memory"] = [queues[i].memory for i in ended]
             out = self.policy.act(observation[ended], deterministic=deterministic, **options)
@@ -56,4 +65,6 @@ class Stepwise:
         actions = torch.stack([queue.actions[:1] for queue in queues])
         left = [dataclasses.replace(queue, actions=queue.actions[1:]) for queue in queues]
         valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
-        return PolicyOutput(ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={}, memory=left)
+        return PolicyOutput(
+            ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={}, memory=left
+        )

@@ -1,4 +1,5 @@
-"""The phase that judges policies by the actions of demonstrations which were kept out, where no simulator can."""
+"""The phase that judges policies by the actions of demonstrations which were kept out, where no
+simulator can."""
 
 from __future__ import annotations
 
@@ -24,19 +25,30 @@ def eval_actions(run: Run) -> dict[str, Any]:
             raise UserError(
                 "no episode of two control steps was kept out to judge the policy on "
                 f"(sft.validation_episodes={c.sft.validation_episodes}, of the "
-                f"{len(train.episodes)} that there are): record more, set sft.validation_episodes=1 or more, or leave "
-                f"eval_actions out of phases=[...]"
+                f"{len(train.episodes)} that there are): record more, set "
+                "sft.validation_episodes=1 or more, or leave eval_actions out of phases=[...]"
             )
         with run.progress.task(f"action errors of {name}", min(len(held_out), DECISIONS)) as bar:
-            figures = action_errors(policy, held_out, train.actions, device=run.device, progress=bar.update)
+            figures = action_errors(
+                policy, held_out, train.actions, device=run.device, progress=bar.update
+            )
         if isinstance(policy, ImitationPolicy):
             observation, actions, valid = held_out.evenly(ROWS)
-            use = input_use(policy, observation.to(run.device), actions.to(run.device), valid.to(run.device))
+            use = input_use(
+                policy, observation.to(run.device), actions.to(run.device), valid.to(run.device)
+            )
             figures["input_use"] = use
             run.progress.say(f"{name}, {described(use)}")
-        figures |= {"verdict": verdict(figures), "held_out": _said(run, len(held_out.episodes), len(train.episodes))}
+        figures |= {
+            "verdict": verdict(figures),
+            "held_out": _said(run, len(held_out.episodes), len(train.episodes)),
+        }
         run.progress.say(f"{table(figures)}\n{name}, {figures['verdict']}\n{figures['held_out']}")
-        run.logger.log("actions", 0, {f"actions_{name}/{key}": value for key, value in figures["overall"].items()})
+        run.logger.log(
+            "actions",
+            0,
+            {f"actions_{name}/{key}": value for key, value in figures["overall"].items()},
+        )
         found[name] = figures
     write_json(run.dir / ACTIONS_FILE, found)
     return {"verdict": next(reversed(found.values()))["verdict"]}
@@ -44,12 +56,23 @@ def eval_actions(run: Run) -> dict[str, Any]:
 
 def _policies(run: Run) -> list[tuple[str, Path]]:
     later = [(name, run.dir / "checkpoints" / name) for name in ("offline", "rl")]
-    return [("sft", start_checkpoint(run)), *((name, path) for name, path in later if path.exists())]
+    return [
+        ("sft", start_checkpoint(run)),
+        *((name, path) for name, path in later if path.exists()),
+    ]
 
 
 def _said(run: Run, count: int, others: int) -> str:
-    how = f"drawn by seed={run.config.seed}" if run.config.env_type == "dataset" else "the last of each task"
-    trained = "it was not trained on" if "sft" in run.config.phases and not run.config.checkpoint else (
-        "this run did not train on (where the checkpoint comes from another, that one may have)"
-    )  # fmt: skip
+    how = (
+        f"drawn by seed={run.config.seed}"
+        if run.config.env_type == "dataset"
+        else "the last of each task"
+    )
+    trained = (
+        "it was not trained on"
+        if "sft" in run.config.phases and not run.config.checkpoint
+        else (
+            "this run did not train on (where the checkpoint comes from another, that one may have)"
+        )
+    )
     return f"measured on {count} whole episodes that {trained}, {how}; {others} others"

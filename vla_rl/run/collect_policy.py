@@ -1,7 +1,9 @@
-"""Demonstrations by a trained policy: its successes, of which the smoothest are kept, as a LeRobotDataset v3.
+"""Demonstrations by a trained policy: its successes, of which the smoothest are kept, as a
+LeRobotDataset v3.
 
-What RL learned becomes data for SFT: of the policy beneath a residual (PLD, arXiv 2511.00091), or of any other. In hybrid
-rollouts that policy acts first, and the data say who chose which control step.
+What RL learned becomes data for SFT: of the policy beneath a residual (PLD, arXiv 2511.00091), or
+of any other. In hybrid rollouts that policy acts first, and the data say who chose which control
+step.
 """
 
 from __future__ import annotations
@@ -36,27 +38,33 @@ def collect_with_policy(
     folder: Path,
     progress: Callable[..., None],
 ) -> dict[str, Any]:
-    """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2 … of the train split.
+    """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2
+    … of the train split.
 
-    There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept. Which ones depends on the
-    seed, not on the number of slots. Returns counts. Raises `UserError` where fewer than one attempt in ten succeeds, or
-    where ``base_share`` asks for a policy beneath and there is none.
+    There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept.
+    Which ones depends on the seed, not on the number of slots. Returns counts. Raises `UserError`
+    where fewer than one attempt in ten succeeds, or where ``base_share`` asks for a policy beneath
+    and there is none.
     """
     if config.base_share and not isinstance(policy, StackedPolicy):
         raise UserError(
-            f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and the checkpoint "
-            f"collect.policy={config.policy} has none beneath it: name one that RL trained with actor=residual, or leave "
-            f"base_share at 0"
+            f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and "
+            f"the checkpoint collect.policy={config.policy} has none beneath it: name one that RL "
+            "trained with actor=residual, or leave base_share at 0"
         )
     counts = {"episodes": 0, "attempts": 0, "control_steps": 0}
-    extra = {SENT_KEY: env.embodiment.action_names} | ({BY_BASE: [BY_BASE]} if config.base_share else {})
+    extra = {SENT_KEY: env.embodiment.action_names} | (
+        {BY_BASE: [BY_BASE]} if config.base_share else {}
+    )
     with DemonstrationWriter(folder, env.embodiment, video=config.video, extra=extra) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
             engine = RolloutEngine(env, _acting(policy, config, task))
             found, tried = _successes(engine, task, config, seed, round(wanted * config.oversample))
             counts["attempts"] += tried
-            for trajectory in sorted(_smoothest(found, wanted, env.embodiment), key=lambda t: t.episode.init_state_id):
+            for trajectory in sorted(
+                _smoothest(found, wanted, env.embodiment), key=lambda t: t.episode.init_state_id
+            ):
                 _write(writer, trajectory)
                 counts["episodes"] += 1
                 counts["control_steps"] += len(trajectory)
@@ -85,17 +93,22 @@ def _successes(
         tried += size
         if tried >= 20 and len(found) < _FEWEST * tried:
             raise UserError(
-                f"the policy solved only {len(found)} of {tried} episodes of task {task.task_id!r}: it is no demonstrator. "
-                f"Train it further, or leave the task out of tasks=[…]"
+                f"the policy solved only {len(found)} of {tried} episodes of task "
+                f"{task.task_id!r}: it is no demonstrator. Train it further, or leave the task out "
+                "of tasks=[…]"
             )
     return found[:count], tried
 
 
 def _episode(task: TaskSpec, seed: int, index: int) -> EpisodeSpec:
     return EpisodeSpec(
-        task.task_id, index, "train", stable_seed("collect", seed, task.task_id, index),
-        instruction_index=index % max(1, len(task.instructions)), rollout_id=f"collect-{task.task_id}-{index}",
-    )  # fmt: skip
+        task.task_id,
+        index,
+        "train",
+        stable_seed("collect", seed, task.task_id, index),
+        instruction_index=index % max(1, len(task.instructions)),
+        rollout_id=f"collect-{task.task_id}-{index}",
+    )
 
 
 def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) -> list[Trajectory]:

@@ -52,7 +52,8 @@ def report(run: Run) -> dict[str, Any]:
 
 
 def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResult, dict[str, Any]]:
-    """(what the policy did on the held-out episodes, the phase's record); figures and clips are kept under ``name``."""
+    """(what the policy did on the held-out episodes, the phase's record); figures and clips are
+    kept under ``name``."""
     result = evaluate_held_out(run, policy, name)
     result.save(run.dir / f"eval_{name}.json")
     video = run.dir / "videos" / f"{name}.mp4"
@@ -76,7 +77,8 @@ def _samples_too(config: RunConfig, policy: Any) -> bool:
 
 
 def _sampled(run: Run, policy: Any, result: EvaluationResult) -> dict[str, float]:
-    """The start with sampled actions beside ``result``, for the record: the policy that RL starts from."""
+    """The start with sampled actions beside ``result``, for the record: the policy that RL
+    starts from."""
     sampled = evaluate_held_out(run, policy, "sft (sampled)", deterministic=False, video_episodes=0)
     sampled.save(run.dir / "sampled_sft.json")
     run.logger.log("eval", 0, {"eval_sft_sampled/success": sampled.success_rate})

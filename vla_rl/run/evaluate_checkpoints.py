@@ -33,11 +33,13 @@ def evaluate_checkpoints(
     levels: Sequence[int] = (),
     held_out_tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables, returns JSON.
+    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables,
+    returns JSON.
 
-    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets; without both, as the config says.
-    ``perturb`` names perturbations under which they run again (see `robustness.choose`). ``held_out_tasks`` are those
-    that training left out. ``video``: of the first checkpoint's episodes, also where the config asks for none.
+    ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets; without
+    both, as the config says. ``perturb`` names perturbations under which they run again (see
+    `robustness.choose`). ``held_out_tasks`` are those that training left out. ``video``: of the
+    first checkpoint's episodes, also where the config asks for none.
     """
     declared = asked(build.implementation("env", config.env_type), EnvClass).perturbations
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
@@ -46,8 +48,14 @@ def evaluate_checkpoints(
         settings = dataclasses.replace(
             config.evaluate,
             episodes_per_task=per_task
-            or (config.evaluate.episodes_per_task if episodes is None else max(1, -(-episodes // len(tasks)))),
-            video_episodes=0 if video is None else config.evaluate.video_episodes or EvaluateConfig.video_episodes,
+            or (
+                config.evaluate.episodes_per_task
+                if episodes is None
+                else max(1, -(-episodes // len(tasks)))
+            ),
+            video_episodes=0
+            if video is None
+            else config.evaluate.video_episodes or EvaluateConfig.video_episodes,
         )
         episodes_in_all = len(tasks) * settings.episodes_per_task
         results, robust = [], []
@@ -57,7 +65,9 @@ def evaluate_checkpoints(
                 engine = RolloutEngine(env, policy, config.rollout)
                 results.append(evaluate(engine, tasks, settings, progress=bar.update))
             results[-1].held_out_tasks = [
-                t.task_id for t in tasks if {t.task_id, t.task_id.rpartition("/")[2]} & set(held_out_tasks)
+                t.task_id
+                for t in tasks
+                if {t.task_id, t.task_id.rpartition("/")[2]} & set(held_out_tasks)
             ]
             progress.say(f"{path}\n{results[-1].table()}")
             if chosen:
@@ -65,7 +75,9 @@ def evaluate_checkpoints(
                 def bars(name: str) -> Any:
                     return progress.task(f"evaluate {name}", episodes_in_all)
 
-                robust.append(run_robustness(engine, tasks, settings, declared, chosen, results[-1], bars))
+                robust.append(
+                    run_robustness(engine, tasks, settings, declared, chosen, results[-1], bars)
+                )
                 progress.say(f"{path}\n{robust[-1].table()}")
         if video is not None:
             write_videos(results[0], video)

@@ -23,7 +23,9 @@ def phase_offline(run: Run) -> dict[str, Any]:
     c = run.config
     policy = run.acting(start_checkpoint(run))
     torch.manual_seed(c.seed)
-    actor = build.implementation("actor", "own").from_base(build.config_class("actor", "own")(), policy)
+    actor = build.implementation("actor", "own").from_base(
+        build.config_class("actor", "own")(), policy
+    )
     chain = OfflineChain(c.offline, seeded(c.algorithm, c.seed), policy, actor, c.seed)
 
     def held_out(number: int) -> dict[str, float]:
@@ -34,7 +36,12 @@ def phase_offline(run: Run) -> dict[str, Any]:
         c.offline,
         chain,
         ReplayLearner(
-            chain.iql, run.dir / "replay", c.seed, lambda: given(run, policy), policy.embodiment, c.replay.ram_bytes
+            chain.iql,
+            run.dir / "replay",
+            c.seed,
+            lambda: given(run, policy),
+            policy.embodiment,
+            c.replay.ram_bytes,
         ),
         run.engine(policy),
         rl_reward(run, policy),
@@ -46,11 +53,14 @@ def phase_offline(run: Run) -> dict[str, Any]:
 
 
 def make_student(run: Run) -> Any:
-    """The student that learned beside RL, which is saved as ``checkpoints/student`` too; None where there is none."""
+    """The student that learned beside RL, which is saved as ``checkpoints/student`` too; None
+    where there is none."""
     policy = run.acting(run.dir / "checkpoints" / "rl")
     steps = asked(config_of(policy), PolicyOptions).student_steps
     if not steps or not isinstance(policy, DistillablePolicy):
         return None
     student: Any = policy.make_student(steps, "same_noise")
-    save_checkpoint(run.dir / "checkpoints" / "student", student.to(run.device).eval(), keep_last_good=False)
+    save_checkpoint(
+        run.dir / "checkpoints" / "student", student.to(run.device).eval(), keep_last_good=False
+    )
     return student

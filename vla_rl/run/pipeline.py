@@ -1,8 +1,9 @@
 """A run: its folder, its phases, and how it picks up where it stopped.
 
-``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``, ``dataset/``,
-``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html`` and ``summary.json``. Each phase
-leaves its result there and is skipped once that is complete; an interrupted phase goes on from its last checkpoint.
+``outputs/<name>/`` holds ``config.yaml``, ``versions.json``, ``phases.json``, ``metrics.jsonl``,
+``dataset/``, ``reward/``, ``checkpoints/{sft,rl}``, ``eval_*.json``, ``videos/``, ``report.html``
+and ``summary.json``. Each phase leaves its result there and is skipped once that is complete; an
+interrupted phase goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def _run_phases(
             counted = 0.0
             try:
                 result = FUNCTIONS[name](run)
-                counted = result.pop("seconds", 0.0)  # by the phase itself; a killed process has not written them here
+                # by the phase itself; a killed process has not written them here
+                counted = result.pop("seconds", 0.0)
                 record |= result | {"complete": True}
             except TrainingDiverged as error:
                 raise TrainingDiverged(f"{error}{last_good_text(folder, name)}") from error
@@ -119,14 +121,21 @@ def _run_phases(
 
 
 def plan(config: RunConfig, *, fresh: bool = False) -> str:
-    """The config and what `run_pipeline` would do with it, without doing or writing anything; raises as it would."""
+    """The config and what `run_pipeline` would do with it, without doing or writing anything;
+    raises as it would."""
     preflight.check(config, fresh=fresh)
     folder = config.run_dir
     kept = produced(folder) and not fresh
     if kept:
         changes(config, folder)
     phases = read_phases(folder) if kept else {}
-    state = "go on in" if kept else "start over in, with what is there kept aside:" if produced(folder) else "write to"
+    state = (
+        "go on in"
+        if kept
+        else "start over in, with what is there kept aside:"
+        if produced(folder)
+        else "write to"
+    )
     lines = [f"would {state} {folder}:"]
     for name in config.phases:
         record = phases.get(name, {})

@@ -56,7 +56,10 @@ def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Lear
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - own.threads))  # the others are the learner's
     try:
-        yield ConcurrentLearner(process, c.algorithm, own.max_ahead), SwappingCollector(collector, process, own.swap_every)
+        yield (
+            ConcurrentLearner(process, c.algorithm, own.max_ahead),
+            SwappingCollector(collector, process, own.swap_every),
+        )
     finally:
         process.stop()
         torch.set_num_threads(threads)
@@ -83,11 +86,22 @@ def phase_rl(run: Run) -> dict[str, Any]:
         reward = rl_reward(run, policy)
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(
-            c.rl, collector, learner, reward, Curriculum(c.curriculum, items), run.train_tasks, c.seed,
-            evaluate=held_out_check, guard=guard, on_finding=on_finding, restarts=_restarts(run),
-        )  # fmt: skip
+            c.rl,
+            collector,
+            learner,
+            reward,
+            Curriculum(c.curriculum, items),
+            run.train_tasks,
+            c.seed,
+            evaluate=held_out_check,
+            guard=guard,
+            on_finding=on_finding,
+            restarts=_restarts(run),
+        )
         counters = loop.run(run.dir / "checkpoints" / "rl", run.logger, run.progress)
     return {
-        "episodes": counters.episodes, "control_steps": counters.control_steps, "iterations": counters.iteration,
+        "episodes": counters.episodes,
+        "control_steps": counters.control_steps,
+        "iterations": counters.iteration,
         "seconds": counters.seconds,
-    }  # fmt: skip
+    }

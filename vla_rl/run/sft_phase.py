@@ -26,17 +26,31 @@ def phase_collect(run: Run) -> dict[str, Any]:
         return {"skipped": "a checkpoint or dataset was given"}
     tasks = [t.task_id for t in run.train_tasks]
     # those that SFT keeps out of training come on top
-    collect = dataclasses.replace(c.collect, episodes_per_task=c.collect.episodes_per_task + c.sft.validation_episodes)
+    collect = dataclasses.replace(
+        c.collect, episodes_per_task=c.collect.episodes_per_task + c.sft.validation_episodes
+    )
     with run.progress.task("collect", len(tasks) * collect.episodes_per_task) as bar:
         if collect.policy:
             policy = run.acting(Path(collect.policy))
             return collect_with_policy(
-                run.env, policy, run.train_tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update
+                run.env,
+                policy,
+                run.train_tasks,
+                collect,
+                seed=c.seed,
+                folder=run.dir / "dataset",
+                progress=bar.update,
             )
         return collect_demonstrations(
-            c.env_type, c.env, tasks, collect, seed=c.seed, folder=run.dir / "dataset", progress=bar.update,
+            c.env_type,
+            c.env,
+            tasks,
+            collect,
+            seed=c.seed,
+            folder=run.dir / "dataset",
+            progress=bar.update,
             python=c.slots.python,
-        )  # fmt: skip
+        )
 
 
 def phase_sft(run: Run) -> dict[str, Any]:
