@@ -14,13 +14,15 @@ class Family:
     """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a
     family that is told what to do; ``prompt``: how they put it, with ``state`` as long as it gets;
     ``resizes``: it takes pictures of any size; ``spares``: it does without some of its pictures;
-    ``since``: the lerobot that first runs it here."""
+    ``padded``: its postprocessor takes actions as wide as the model's; ``since``: the lerobot that
+    first runs it here."""
 
     head: str
     tokenizer: str = ""
     prompt: str = "{text}\n"
     resizes: bool = False
     spares: bool = False
+    padded: bool = False
     since: str = "0.4"
 
     def make_head(self, policy: Any) -> Any:
@@ -52,6 +54,15 @@ FAMILIES = {
     "multi_task_dit": Family(
         "dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"
     ),
+    "evo1": Family(
+        "evo1:Evo1Head",
+        "OpenGVLab/InternVL3-1B-hf",
+        resizes=True,
+        spares=True,
+        padded=True,
+        since="0.6",
+    ),
+    "eo1": Family("eo1:EO1Head", "Qwen/Qwen2.5-VL-3B-Instruct", resizes=True, since="0.6"),
 }
 
 # Others of lerobot's, and why they are not above.
@@ -60,8 +71,6 @@ LEFT_OUT = {
     "pi0_fast": "its actions are tokens, which no head here decodes",
     "vqbet": "its actions are codes, which no head here decodes",
     "groot": _AROUND.format("the base checkpoint of GR00T N1.7"),
-    "evo1": _AROUND.format("InternVL's weights"),
-    "eo1": _AROUND.format("Qwen2.5-VL's settings and weights"),
     "wall_x": _AROUND.format("WALL-OSS's weights and processor"),
     "molmoact2": _AROUND.format("MolmoAct2's weights"),
     "vla_jepa": _AROUND.format("weights of Qwen3-VL and V-JEPA"),

@@ -78,6 +78,22 @@ class ChainHead(Head, Protocol):
 
 
 @runtime_checkable
+class SharingHead(ChainHead, Protocol):
+    """One whose loss takes ``noise_samples`` noisy chunks of each row on one pass of the prefix."""
+
+    noise_samples: int
+
+
+@runtime_checkable
+class BeginningHead(ChainHead, Protocol):
+    """One whose chain does not begin with normal noise."""
+
+    def begins(self, noise: Tensor) -> Tensor:
+        """What a chain starts from, of standard normal ``noise`` [b T d]."""
+        ...
+
+
+@runtime_checkable
 class FinishingHead(ChainHead, Protocol):
     """One whose chain ends in something that stands for actions."""
 

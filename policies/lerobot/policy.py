@@ -27,18 +27,21 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
+from policies.denoising.base import chunk_normals
 from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.fit import match_cameras, require_fit
-from policies.lerobot.flows import repeated
+from policies.lerobot.flows import kept, repeated, restored
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import (
     ACTION,
     PADDED,
     STATE,
+    BeginningHead,
     ChainHead,
     FinishingHead,
     RegressionHead,
+    SharingHead,
     column,
 )
 from policies.lerobot.new import new_policy
@@ -51,6 +54,8 @@ from policies.settings import LeRobotConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+
+KEPT_BYTES = 2**20  # of a decision's prefix that is kept with it, where RL does not train it
 
 
 # ------------------------------------------------------------------------------------------- policy
@@ -67,8 +72,9 @@ class LeRobotPolicy(nn.Module):
         super().__init__()
         self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
         self.head = FAMILIES[stored.family].make_head(model)
+        self._share_noise()
         self.cameras = match_cameras(config, embodiment, stored)
-        self.preprocessor, self.postprocessor = build_pipelines(stored, config.vlm)
+        self.preprocessor, self.postprocessor = build_pipelines(stored, config.words)
         self._processor_device = "cpu"
         self._checked_instructions: set[str] = set()
         self.chunk_length = self.head.chunk_length
@@ -77,6 +83,16 @@ class LeRobotPolicy(nn.Module):
                 f"policy.chunk_length is {config.chunk_length}, this {stored.family} checkpoint "
                 f"predicts chunks of {self.chunk_length}: set "
                 f"policy.chunk_length={self.chunk_length}"
+            )
+
+    def _share_noise(self) -> None:
+        head, samples = self.head, self.config.noise_samples
+        if isinstance(head, SharingHead):
+            head.noise_samples = samples
+        elif samples > 1:
+            raise ConfigError(
+                f"policy.noise_samples is {samples}, and the loss of lerobot's "
+                f"{self.stored.family} takes one noise of each demonstration: leave it at 1"
             )
 
     @property
@@ -96,7 +112,7 @@ class LeRobotPolicy(nn.Module):
         """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its
         settings name."""
         require_fit(config, embodiment, stored)
-        model = build_policy(stored.settings, config.vlm, {"device": "cpu"} if fetch else OFFLINE)
+        model = build_policy(stored.settings, config.words, {"device": "cpu"} if fetch else OFFLINE)
         kind = (
             LeRobotPolicy
             if FAMILIES[stored.family].head_class() is RegressionHead
@@ -222,6 +238,9 @@ class LeRobotPolicy(nn.Module):
     def _chunk(self, normalized: Tensor) -> ActionChunk:
         """Physical actions [b h a]; as many control steps are valid as the checkpoint says to
         execute."""
+        if FAMILIES[self.stored.family].padded:  # its postprocessor takes them so, and cuts them
+            more = self.stored.settings["max_action_dim"] - normalized.shape[-1]
+            normalized = nn.functional.pad(normalized, (0, more))
         actions = self.postprocessor(normalized).float()
         valid = torch.arange(self.chunk_length, device=actions.device) < self.head.executed
         return ActionChunk(actions=actions, valid=valid.expand(len(actions), -1).clone())
@@ -362,6 +381,10 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         self._discount = chains.discount_schedule(trained, config.advantage_discount)
         self._clip_scale = chains.clip_schedule(trained, config.clip_base, config.clip_rate)
 
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return self.config.correlated_axes
+
     def _actions(self, x: Tensor) -> Tensor:
         """The robot's part [b h a] of a sample [b T d]."""
         return x[:, self.head.first_step :, : self.embodiment.action_dim]
@@ -404,11 +427,14 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """One chunk per row. ``deterministic``: from the row's first noise along the sampler
         without noise (DDIM with η = 0, or Euler); without ``seeds`` that noise is the same at every
         call."""
-        path, log_probs = self._walk(observation, deterministic, seeds)
+        path, log_probs, condition = self._walk(observation, deterministic, seeds)
+        prefix = kept(condition) if self.config.freeze_prefix else {}
+        if sum(x[0].numel() * x.element_size() for x in prefix.values()) > KEPT_BYTES:
+            prefix = {}
         return PolicyOutput(
             chunk=self._decided(path[-1]),
             behavior_log_prob=torch.stack(log_probs, dim=1),
-            replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
+            replay={"chain": torch.stack(path[self.first_trained :], dim=1), **prefix},
         )
 
     def _walk(
@@ -418,31 +444,35 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         seeds: Sequence[int] | None,
         guidance: Any = None,
         start: Tensor | None = None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor], list[Tensor], Any]:
+        """The samples [b T d] of each step from the first noise on, the log-probs of the trained
+        ones, and what is fixed along the chain."""
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
             seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
         if len(seeds) != b:
             raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-        draws = 1 if deterministic else steps + 1
-        noise = (
-            counter_normals(seeds, draws * math.prod(shape)).view(b, draws, *shape).to(self.device)
-        )
+        draws, shared = (0, 0.0) if deterministic else (steps, self.config.noise_correlation)
+        drawn = chunk_normals(seeds, draws, *shape, shared)
+        first, noise = (x.to(self.device) for x in drawn)
         free = self._free()
         self.model.eval()
         # (what steers asks a blank one first)
         told = start is None or any(text.strip() for text in observation.instruction)
         condition = self.head.condition(self._batch(observation, check=told))
-        path, log_probs = [noise[:, 0] if start is None else start], []
+        begin = first if start is None else start
+        if isinstance(self.head, BeginningHead):
+            begin = self.head.begins(begin)
+        path, log_probs = [begin], []
         for k in range(steps):
             mean, std, plain = self._step(condition, path[-1], k, guidance, path[0])
-            x = plain if deterministic else torch.where(free, mean + std * noise[:, k + 1], plain)
+            x = plain if deterministic else torch.where(free, mean + std * noise[:, k], plain)
             if k >= self.first_trained:
                 log_probs.append(
                     chains.gaussian_log_prob(self._actions(x), self._actions(mean), std)
                 )
             path.append(x)
-        return path, log_probs
+        return path, log_probs, condition
 
     @torch.no_grad()
     def decode(
@@ -454,7 +484,7 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         start = counter_normals([0] * len(noise), math.prod(self.head.sample_shape)).to(self.device)
         start = start.view(len(noise), *self.head.sample_shape)
         self._actions(start).copy_(noise)
-        path, _ = self._walk(observation, True, None, start=start)
+        path, *_ = self._walk(observation, True, None, start=start)
         return self._decided(path[-1]).actions
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
@@ -472,7 +502,7 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
                 f"the stored chain has {path.shape[1] - 1} steps, this policy learns from {trained}"
             )
         with torch.autocast(self.device.type, enabled=False):
-            condition = repeated(self.head.condition(self._batch(observation)), trained)
+            condition = repeated(self._fixed(observation, replay), trained)
             steps = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path))
             before, after = path[:, :-1].flatten(0, 1), path[:, 1:].flatten(0, 1)
             mean, std, _ = self._step(condition, before, steps)
@@ -490,6 +520,16 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
             else per_step(self._discount),
             clip_scale=None if self.config.clip_base == 1.0 else per_step(self._clip_scale),
         )
+
+    def _fixed(self, observation: Observation, replay: Mapping[str, Tensor]) -> Any:
+        """What is fixed along a chain; of the time of acting, or without gradient, where RL leaves
+        what makes it as it is."""
+        if not self.config.freeze_prefix:
+            return self.head.condition(self._batch(observation))
+        if any(name.startswith("prefix") for name in replay):
+            return restored({name: x.to(self.device) for name, x in replay.items()})
+        with torch.no_grad():
+            return self.head.condition(self._batch(observation))
 
     def _free(self) -> Tensor:
         """bool [T d]: entries of a sample that are noised, that is those of the robot's own
