@@ -255,7 +255,12 @@ class NanoVLAConfig(TrunkConfig):
         return correlated_axes(self)
 
 
-_FLOW_FORMS = ("flow_sde", "flow_cps")
+LEARNED_NOISE = "flow_noise"
+_LEROBOT_CHOICES = {
+    "action_range": ("data", "bounds"),
+    "sampler": ("flow_sde", "flow_cps", LEARNED_NOISE),
+    "stochastic_steps": ("all", "one"),
+}
 
 
 @dataclass
@@ -299,8 +304,14 @@ class LeRobotConfig:
     noise_samples: int = 1
     # steps of the chain; 0: the checkpoint's number
     denoising_steps: int = 0
-    # flow_sde | flow_cps, for a flow
+    # flow_sde | flow_cps | flow_noise, for a flow
     sampler: str = "flow_sde"
+    # all | one: which steps of a decision are noisy and learned from; one: drawn anew each time
+    stochastic_steps: str = "all"
+    # limits of flow_noise's standard deviation
+    learned_std_low: float = 0.08
+    # as above
+    learned_std_high: float = 0.16
     # η of DDIM, or a of the flow forms; null: 1 and 0.5
     noise_level: float | None = None
     # of the step noise, between the control steps of a chunk; ratios of token or step level alone
@@ -333,15 +344,21 @@ class LeRobotConfig:
 
     def __post_init__(self) -> None:
         require_correlation(self.noise_correlation)
-        require_choices(self, {"action_range": ("data", "bounds")})
+        require_choices(self, _LEROBOT_CHOICES)
         require_positive(self, "noise_samples")
         if self.family not in LEROBOT:
             raise ConfigError(
                 f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT)}"
             )
-        if self.sampler not in _FLOW_FORMS:
+        if not 0.0 < self.learned_std_low < self.learned_std_high:
             raise ConfigError(
-                f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}"
+                f"policy.learned_std_low {self.learned_std_low} and learned_std_high "
+                f"{self.learned_std_high} must be positive and in this order"
+            )
+        if self.sampler == LEARNED_NOISE and self.stochastic_steps == "one":
+            raise ConfigError(
+                f"policy.stochastic_steps=one does not go with policy.sampler={LEARNED_NOISE}, "
+                "whose likelihood joins all steps: set stochastic_steps=all"
             )
         if self.chunk_length < 1:
             raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from policies.lerobot.flows import kept, restored
 from policies.lerobot.policy import LeRobotPolicy
 from policies.lerobot.words import vocabulary, write
 from policies.settings import NANO_WORDS, LeRobotConfig
+from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
 
@@ -174,3 +176,56 @@ def test_a_frozen_prefix_is_read_once(
     small = policy.act(seen, seeds=[1, 2, 3])
     assert list(small.replay) == ["chain"]
     torch.testing.assert_close(policy.evaluate(seen, small.replay).log_prob, found)
+
+
+@NEWER
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_one_random_step_a_decision_is_noisy_and_learned_from(family: str) -> None:
+    """πRL's Flow-SDE: the other steps are those without noise, and only its transition is kept."""
+    policy, seen = pi(family, stochastic_steps="one"), observation(1)
+    rows = [0] * 32
+    output = policy.act(seen[rows], seeds=list(range(32)))
+    first, chain = output.replay["first_step"], output.replay["chain"]
+    assert set(first.tolist()) == {0, 1, 2} and chain.shape[1] == 2
+    assert output.behavior_log_prob.shape == (32, 1, CHUNK, ACTIONS)
+    found = policy.evaluate(seen[rows], output.replay)
+    torch.testing.assert_close(found.log_prob, output.behavior_log_prob, rtol=0, atol=1e-4)
+    plain = policy.act(seen[rows], seeds=list(range(32)), deterministic=True)
+    last = (first == 2).nonzero().flatten()  # until then the decision is the plain one
+    torch.testing.assert_close(
+        policy._walk(seen[rows], True, list(range(32))).path[2][last], chain[last, 0]
+    )
+    assert not torch.allclose(plain.chunk.actions, output.chunk.actions)
+
+
+@NEWER
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_flow_noise_learns_its_standard_deviations(family: str, tmp_path: Path) -> None:
+    """Between the limits, with gradient to them, a mean over the three steps and the first noise;
+    a checkpoint that imitated without them gets a new network."""
+    policy, seen = pi(family, sampler="flow_noise"), observation()
+    output = policy.act(seen, seeds=[1, 2, 3])
+    found = policy.evaluate(seen, output.replay)
+    torch.testing.assert_close(found.log_prob, output.behavior_log_prob, rtol=0, atol=1e-4)
+    std = (found.entropy - 0.5 * math.log(2 * math.pi * math.e)).exp()
+    assert 0.08 < std.min() < std.max() < 0.16
+    (found.log_prob.sum() + found.entropy.sum()).backward()
+    assert policy.noise_net is not None
+    assert all(p.grad is not None and p.grad.any() for p in policy.noise_net.parameters())
+    chain = output.replay["chain"]
+    mean, own, _ = policy._step(policy.head.condition(policy._batch(seen)), chain[:, 0], 0)
+    normal = torch.distributions.Normal(mean, own)
+    torch.testing.assert_close(found.log_prob[:, 0], normal.log_prob(chain[:, 1]) / 4)
+    save_checkpoint(tmp_path / "noise", policy)
+    again = load_policy(tmp_path / "noise", lambda _: LeRobotPolicy)
+    torch.testing.assert_close(again.act(seen, seeds=[1, 2, 3]).chunk.actions, output.chunk.actions)
+    plain = pi(family)
+    assert policy.completed(plain.state_dict()).keys() == policy.state_dict().keys()
+    assert plain.completed(policy.state_dict()).keys() == plain.state_dict().keys()
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    with pytest.raises(ConfigError, match="stochastic_steps=one does not go with"):
+        LeRobotConfig(family="pi05", sampler="flow_noise", stochastic_steps="one")
+    with pytest.raises(ConfigError, match="learned_std_low"):
+        LeRobotConfig(family="pi05", learned_std_low=0.2)

@@ -24,6 +24,7 @@ class EO1Head(FlowHead):
 
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_denoise_steps)
+        self.output = self.model.action_out_proj[0]
         # (that lerobot says the pictures' limits in an older form, once a decision)
         logging.getLogger("transformers.processing_utils").setLevel(logging.ERROR)
 

@@ -183,6 +183,7 @@ class SmolVLAHead(FlowHead):
 
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_steps)
+        self.output = self.model.action_out_proj
 
     @property
     def trunk(self) -> Any:
@@ -201,6 +202,7 @@ class Pi0Head(FlowHead):
 
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_inference_steps)
+        self.output = self.model.action_out_proj
         self.separate_state = policy.config.type == "pi0"
 
     @property

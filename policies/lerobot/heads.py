@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.denoising.chain import Chain, diffusion_chain, split_prediction
 from policies.trunk.features import coarse
@@ -75,6 +75,13 @@ class ChainHead(Head, Protocol):
         """Estimates of the action and of the noise [b T d] from the sample ``x`` before step
         ``index``, one of all rows or int64 [b], one of each."""
         ...
+
+
+@runtime_checkable
+class FeatureHead(ChainHead, Protocol):
+    """One whose network ends in a linear layer that reads features of each control step."""
+
+    output: nn.Linear
 
 
 @runtime_checkable

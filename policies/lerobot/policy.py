@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,22 +39,25 @@ from policies.lerobot.heads import (
     STATE,
     BeginningHead,
     ChainHead,
+    FeatureHead,
     FinishingHead,
     RegressionHead,
     SharingHead,
     column,
 )
 from policies.lerobot.new import new_policy
+from policies.lerobot.noise import NoiseNet, drawn_steps, inputs_of
 from policies.lerobot.openpi import is_openpi, read_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
 from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
-from policies.settings import LeRobotConfig
+from policies.settings import LEARNED_NOISE, LeRobotConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
+NET = "noise_net."  # before the names of its weights
 KEPT_BYTES = 2**20  # of a decision's prefix that is kept with it, where RL does not train it
 
 
@@ -353,6 +356,17 @@ class LeRobotPolicy(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
+class Walk(NamedTuple):
+    """A chain that was taken: ``path`` K + 1 samples [b T d] from the first noise on, ``log_probs``
+    of its K steps [b h a], what is fixed along it, and the one step [b] that was noisy, where it
+    was one."""
+
+    path: list[Tensor]
+    log_probs: list[Tensor]
+    condition: Any
+    first_step: Tensor
+
+
 class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what
     `replay` keeps."""
@@ -366,10 +380,14 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     ):
         super().__init__(config, embodiment, stored, model)
         noise_level = self.head.default_noise if config.noise_level is None else config.noise_level
-        chain = self.head.chain(
+        self.chain = self.head.chain(
             config.denoising_steps or self.head.default_steps, config.sampler, noise_level
         )
-        self.chain = chain.with_std_limits(config.min_std, config.max_std)
+        self.noise_net: NoiseNet | None = None
+        if config.sampler == LEARNED_NOISE:
+            self.noise_net = self._new_noise_net()
+        else:
+            self.chain = self.chain.with_std_limits(config.min_std, config.max_std)
         steps = len(self.chain)
         if config.trained_steps > steps:
             raise ConfigError(
@@ -380,6 +398,32 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         trained = steps - self.first_trained
         self._discount = chains.discount_schedule(trained, config.advantage_discount)
         self._clip_scale = chains.clip_schedule(trained, config.clip_base, config.clip_rate)
+
+    def _new_noise_net(self) -> NoiseNet:
+        if not isinstance(self.head, FeatureHead):
+            raise ConfigError(
+                f"policy.sampler={LEARNED_NOISE} learns its noise from what an expert makes of "
+                f"each control step, and lerobot's {self.stored.family} has none to show: use "
+                "flow_sde or flow_cps"
+            )
+        config, width = self.config, self.head.output.in_features
+        low, high = config.learned_std_low, config.learned_std_high
+        return NoiseNet(width, self.embodiment.action_dim, low, high).to(self.device)
+
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vla_rl.optional.CompletingPolicy`: what imitated without a noise network gets an
+        untrained one, and one that is not asked for is left out."""
+        own = (
+            {f"{NET}{k}": x for k, x in self.noise_net.state_dict().items()}
+            if self.noise_net
+            else {}
+        )
+        return own | {k: x for k, x in weights.items() if k in own or not k.startswith(NET)}
+
+    @property
+    def steps_per_likelihood(self) -> int:
+        """Size of the "denoising_step" axis."""
+        return 1 if self.config.stochastic_steps == "one" else len(self._discount)
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -406,15 +450,32 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """Mean and standard deviation (a number, or [b 1 1]) of the stochastic step ``index``, one
         or one a row, from ``x`` [b T d], and the plain step of a chain that began with
         ``first``."""
-        action, noise = self._estimates(condition, x, index, guidance)
 
         def of(values: Tensor) -> Tensor:
             return column(values, index, x)
 
+        std = of(self.chain.std)
+        if self.noise_net is None:
+            action, noise = self._estimates(condition, x, index, guidance)
+        else:
+            with inputs_of(self.head.output) as seen:
+                action, noise = self._estimates(condition, x, index, guidance)
+            std = self.noise_net(seen[-1])
+            std = nn.functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
         mean = of(self.chain.weight_action) * action + of(self.chain.weight_noise) * noise
         onward = noise if first is None or not self.head.keeps_first_noise else first
         plain = of(self.chain.mean_action) * action + of(self.chain.mean_noise) * onward
-        return mean, of(self.chain.std), plain
+        return mean, std, plain
+
+    def _log_prob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Of the robot's entries [b h a]. That of Flow-Noise is the mean over the steps and the
+        first noise, whose ratio is 1."""
+        log_prob = chains.gaussian_log_prob(self._actions(x), self._actions(mean), self._own(std))
+        return log_prob if self.noise_net is None else log_prob / (len(self.chain) + 1)
+
+    def _own(self, std: Tensor) -> Tensor:
+        """The robot's part of standard deviations, where each entry has its own."""
+        return std if self.noise_net is None else self._actions(std)
 
     @torch.no_grad()
     def act(
@@ -427,14 +488,24 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """One chunk per row. ``deterministic``: from the row's first noise along the sampler
         without noise (DDIM with η = 0, or Euler); without ``seeds`` that noise is the same at every
         call."""
-        path, log_probs, condition = self._walk(observation, deterministic, seeds)
-        prefix = kept(condition) if self.config.freeze_prefix else {}
+        walk = self._walk(observation, deterministic, seeds)
+        prefix = kept(walk.condition) if self.config.freeze_prefix else {}
         if sum(x[0].numel() * x.element_size() for x in prefix.values()) > KEPT_BYTES:
             prefix = {}
+        path, log_prob, first = torch.stack(walk.path, 1), torch.stack(walk.log_probs, 1), {}
+        if self.config.stochastic_steps == "one":
+            rows, at = (
+                torch.arange(len(path), device=path.device)[:, None],
+                walk.first_step[:, None],
+            )
+            path, log_prob = path[rows, torch.cat([at, at + 1], 1)], log_prob[rows, at]
+            first = {"first_step": walk.first_step}
+        else:
+            path, log_prob = path[:, self.first_trained :], log_prob[:, self.first_trained :]
         return PolicyOutput(
-            chunk=self._decided(path[-1]),
-            behavior_log_prob=torch.stack(log_probs, dim=1),
-            replay={"chain": torch.stack(path[self.first_trained :], dim=1), **prefix},
+            chunk=self._decided(walk.path[-1]),
+            behavior_log_prob=log_prob,
+            replay={"chain": path, **first, **prefix},
         )
 
     def _walk(
@@ -444,9 +515,7 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         seeds: Sequence[int] | None,
         guidance: Any = None,
         start: Tensor | None = None,
-    ) -> tuple[list[Tensor], list[Tensor], Any]:
-        """The samples [b T d] of each step from the first noise on, the log-probs of the trained
-        ones, and what is fixed along the chain."""
+    ) -> Walk:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
             seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
@@ -463,16 +532,21 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         begin = first if start is None else start
         if isinstance(self.head, BeginningHead):
             begin = self.head.begins(begin)
+        chosen = drawn_steps(seeds, self.first_trained, steps).to(self.device)
         path, log_probs = [begin], []
         for k in range(steps):
             mean, std, plain = self._step(condition, path[-1], k, guidance, path[0])
-            x = plain if deterministic else torch.where(free, mean + std * noise[:, k], plain)
-            if k >= self.first_trained:
-                log_probs.append(
-                    chains.gaussian_log_prob(self._actions(x), self._actions(mean), std)
+            x = plain
+            if not deterministic:
+                noisy = (
+                    free
+                    if self.config.stochastic_steps == "all"
+                    else (free & (chosen == k)[:, None, None])
                 )
+                x = torch.where(noisy, mean + std * noise[:, k], plain)
+            log_probs.append(self._log_prob(x, mean, std))
             path.append(x)
-        return path, log_probs, condition
+        return Walk(path, log_probs, condition, chosen)
 
     @torch.no_grad()
     def decode(
@@ -484,8 +558,8 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         start = counter_normals([0] * len(noise), math.prod(self.head.sample_shape)).to(self.device)
         start = start.view(len(noise), *self.head.sample_shape)
         self._actions(start).copy_(noise)
-        path, *_ = self._walk(observation, True, None, start=start)
-        return self._decided(path[-1]).actions
+        walk = self._walk(observation, True, None, start=start)
+        return self._decided(walk.path[-1]).actions
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d] under the present
@@ -496,25 +570,28 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         unchanged weights.
         """
         self.model.eval()
-        path, trained = replay["chain"].to(self.device), len(self._discount)
+        path, trained = replay["chain"].to(self.device), self.steps_per_likelihood
         if path.shape[1] != trained + 1:
             raise ValueError(
                 f"the stored chain has {path.shape[1] - 1} steps, this policy learns from {trained}"
             )
+        index = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path), 1)
+        if self.config.stochastic_steps == "one":
+            index = replay["first_step"].cpu()[:, None]
         with torch.autocast(self.device.type, enabled=False):
             condition = repeated(self._fixed(observation, replay), trained)
-            steps = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path))
             before, after = path[:, :-1].flatten(0, 1), path[:, 1:].flatten(0, 1)
-            mean, std, _ = self._step(condition, before, steps)
-            log_prob = chains.gaussian_log_prob(self._actions(after), self._actions(mean), std)
-        log_prob = log_prob.unflatten(0, (len(path), trained))
+            mean, std, _ = self._step(condition, before, index.flatten())
+            log_prob = self._log_prob(after, mean, std).unflatten(0, index.shape)
+        own = self._own(std).expand(*std.shape[:1], *log_prob.shape[2:]).unflatten(0, index.shape)
 
         def per_step(values: Tensor) -> Tensor:
-            return values.to(log_prob.device)[None, :, None, None].expand_as(log_prob)
+            chosen = values[index - self.first_trained].to(log_prob.device)
+            return chosen[:, :, None, None].expand_as(log_prob)
 
         return PolicyEvaluation(
             log_prob=log_prob,
-            entropy=per_step(chains.gaussian_entropy(self.chain.std[self.first_trained :])),
+            entropy=chains.gaussian_entropy(own),
             advantage_weight=None
             if self.config.advantage_discount == 1.0
             else per_step(self._discount),
