@@ -356,6 +356,13 @@ class LeRobotPolicy(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
 
+def _is_blank(observation: Observation) -> bool:
+    """Whether it is one that only asks for sizes (`Observation.blank`), as what learns on top of
+    a policy does first; it says nothing, and shows nothing."""
+    told = any(text.strip() for text in observation.instruction)
+    return not told and not any(bool(x.any()) for x in observation.images.values())
+
+
 class Walk(NamedTuple):
     """A chain that was taken: ``path`` K + 1 samples [b T d] from the first noise on, ``log_probs``
     of its K steps [b h a], what is fixed along it, and the one step [b] that was noisy, where it
@@ -526,9 +533,8 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         first, noise = (x.to(self.device) for x in drawn)
         free = self._free()
         self.model.eval()
-        # (what steers asks a blank one first)
-        told = start is None or any(text.strip() for text in observation.instruction)
-        condition = self.head.condition(self._batch(observation, check=told))
+        batch = self._batch(observation, check=not _is_blank(observation))
+        condition = self.head.condition(batch)
         begin = first if start is None else start
         if isinstance(self.head, BeginningHead):
             begin = self.head.begins(begin)
