@@ -229,3 +229,32 @@ def test_what_does_not_go_together_is_said() -> None:
         LeRobotConfig(family="pi05", sampler="flow_noise", stochastic_steps="one")
     with pytest.raises(ConfigError, match="learned_std_low"):
         LeRobotConfig(family="pi05", learned_std_low=0.2)
+
+
+@NEWER
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_a_one_step_student_comes_nearer_to_its_teacher(family: str, tmp_path: Path) -> None:
+    """It learns on the teacher's prefix, which stays; lerobot's sampler takes one step of it."""
+    teacher, seen = pi(family), observation()
+    student = teacher.make_student(1, "same_noise")
+    learns = [name for name, p in student.named_parameters() if p.requires_grad]
+    assert learns and not any(".paligemma." in name for name in learns)
+    optimizer = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=3e-3)
+    losses = []
+    for step in range(30):
+        generator = torch.Generator().manual_seed(step)
+        loss, metrics = student.distillation_loss(seen, teacher, generator, 8)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(metrics["loss"])
+    assert losses[-1] < 0.5 * losses[0]
+    student.save_pretrained(tmp_path / "theirs")
+    settings = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert settings["num_inference_steps"] == 1
+    given = LeRobotConfig(checkpoint=str(tmp_path / "theirs"), chunk_length=CHUNK, vlm="nano")
+    again = LeRobotPolicy.from_published(given, SPEC)
+    chunks = [p.act(seen, deterministic=True, seeds=[1, 2, 3]).chunk for p in (student, again)]
+    torch.testing.assert_close(chunks[0].actions, chunks[1].actions)
+    with pytest.raises(ConfigError, match="same_noise alone"):
+        teacher.make_student(1, "lcm")

@@ -14,7 +14,8 @@ class Family:
     """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a
     family that is told what to do; ``prompt``: how they put it, with ``state`` as long as it gets;
     ``resizes``: it takes pictures of any size; ``spares``: it does without some of its pictures;
-    ``padded``: its postprocessor takes actions as wide as the model's; ``since``: the lerobot that
+    ``padded``: its postprocessor takes actions as wide as the model's; ``steps``: lerobot's setting
+    of a flow's number of them; ``since``: the lerobot that
     first runs it here."""
 
     head: str
@@ -23,6 +24,7 @@ class Family:
     resizes: bool = False
     spares: bool = False
     padded: bool = False
+    steps: str = ""
     since: str = "0.4"
 
     def make_head(self, policy: Any) -> Any:
@@ -38,19 +40,38 @@ FAMILIES = {
     "act": Family("heads:RegressionHead"),
     "diffusion": Family("heads:DiffusionHead"),
     "smolvla": Family(
-        "flows:SmolVLAHead", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", resizes=True, spares=True
+        "flows:SmolVLAHead",
+        "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+        resizes=True,
+        spares=True,
+        steps="num_steps",
     ),
     # (lerobot 0.4 runs the two on a patched transformers alone)
-    "pi0": Family("flows:Pi0Head", _PALIGEMMA, resizes=True, spares=True, since="0.6"),
+    "pi0": Family(
+        "flows:Pi0Head",
+        _PALIGEMMA,
+        resizes=True,
+        spares=True,
+        steps="num_inference_steps",
+        since="0.6",
+    ),
     "pi05": Family(
         "flows:Pi0Head",
         _PALIGEMMA,
         "Task: {text}, State: {state};\nAction: ",
         resizes=True,
         spares=True,
+        steps="num_inference_steps",
         since="0.6",
     ),
-    "xvla": Family("xvla:XVLAHead", "facebook/bart-large", "{text}", spares=True, since="0.6"),
+    "xvla": Family(
+        "xvla:XVLAHead",
+        "facebook/bart-large",
+        "{text}",
+        spares=True,
+        steps="num_denoising_steps",
+        since="0.6",
+    ),
     "multi_task_dit": Family(
         "dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"
     ),
@@ -60,9 +81,16 @@ FAMILIES = {
         resizes=True,
         spares=True,
         padded=True,
+        steps="num_inference_timesteps",
         since="0.6",
     ),
-    "eo1": Family("eo1:EO1Head", "Qwen/Qwen2.5-VL-3B-Instruct", resizes=True, since="0.6"),
+    "eo1": Family(
+        "eo1:EO1Head",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        resizes=True,
+        steps="num_denoise_steps",
+        since="0.6",
+    ),
 }
 
 # Others of lerobot's, and why they are not above.

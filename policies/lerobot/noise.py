@@ -25,9 +25,7 @@ class NoiseNet(nn.Module):
         super().__init__()
         sizes, self.low, self.high = (width, *_HIDDEN), low, high
         hidden = (
-            layer
-            for i, o in itertools.pairwise(sizes)
-            for layer in (nn.Linear(i, o), nn.Tanh())
+            layer for i, o in itertools.pairwise(sizes) for layer in (nn.Linear(i, o), nn.Tanh())
         )
         self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], actions))
 

@@ -51,6 +51,7 @@ from policies.lerobot.openpi import is_openpi, read_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
+from policies.lerobot.student import TeachingChain
 from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
 from policies.settings import LEARNED_NOISE, LeRobotConfig
 from policies.trunk.noise import counter_normals
@@ -374,7 +375,7 @@ class Walk(NamedTuple):
     first_step: Tensor
 
 
-class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
+class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
     """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what
     `replay` keeps."""
 
