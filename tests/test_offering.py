@@ -11,7 +11,7 @@ from torch import nn
 
 from vla_rl import build
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, Critic, Env, Policy, RewardModel, is_actor
+from vla_rl.interfaces import ActorPolicy, Critic, Env, Policy, RewardModel
 
 
 class Plain:
@@ -39,7 +39,9 @@ def test_an_object_that_names_no_base_gets_its_answers():
         policy.evaluate(None, {})
     assert type(Policy.of(plain)) is type(plain) is type(Policy.of(Plain()))  # once, for all
     assert copy.deepcopy(plain).executed_steps == 4
-    assert not isinstance(Plain(), Policy)  # the class itself stays as it is
+    fresh = Plain()  # the class itself stays as it is
+    assert isinstance(fresh, Policy) and Policy not in type(fresh).__mro__
+    assert not isinstance(object(), Policy)
 
 
 def test_an_attribute_of_the_object_goes_before_the_default():
@@ -70,8 +72,11 @@ def test_an_actor_is_one_by_its_methods():
         def propose(self, encoded, frames, noise):
             return encoded, noise
 
+        def annotate(self, trajectory):
+            return {}
+
     reach = Reach()
-    assert is_actor(reach) and not is_actor(Plain())
+    assert isinstance(reach, ActorPolicy) and not isinstance(Plain(), ActorPolicy)
     assert Policy.of(reach).can == {"imitation"}
     assert ActorPolicy.of(reach).can == {"imitation", "actor"} and reach.shift == 0
 

@@ -15,6 +15,7 @@ from benchmarks.learning.runs import require_level
 from benchmarks.measuring import say
 from vla_rl import build
 from vla_rl import config as configs
+from vla_rl.asked import ConfigMethods, asked
 from vla_rl.checkpoint import load_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, TrainingDiverged

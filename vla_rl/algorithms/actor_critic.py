@@ -26,7 +26,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, is_actor
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 ADAM_BETAS = (0.9, 0.999)
@@ -43,7 +43,7 @@ class ActorCritic(ABC):
     def __init__(self, config: ActorCriticConfig, policy: Policy) -> None:
         """Raises ConfigError where the policy has no actor, or not the kind of actor that is
         trained."""
-        if not is_actor(policy):
+        if not isinstance(policy, ActorPolicy):
             raise ConfigError(
                 f"algorithm {self.name} trains a small actor, and {type(policy).__name__} has none "
                 "(ActorPolicy): put one on top of it with actor=residual, actor=direct or "

@@ -20,7 +20,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, is_actor
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
 from vla_rl.types import Trajectory
 
 ADAM_BETAS = (0.9, 0.999)
@@ -35,7 +35,7 @@ class Dagger:
 
     def __init__(self, config: DaggerConfig, policy: Any) -> None:
         """Raises ConfigError for a policy that cannot imitate what was executed."""
-        if not is_actor(policy) or "weighted" not in ActorPolicy.of(policy).can:
+        if not isinstance(policy, ActorPolicy) or "weighted" not in ActorPolicy.of(policy).can:
             raise ConfigError(
                 f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: "
                 "set actor=direct, actor=residual or actor=own (the policy itself), or use "

@@ -20,7 +20,7 @@ from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC, ActorCritic
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.replay_algorithms import IQLConfig, IQLThenSACConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, Draw, Policy, is_actor
+from vla_rl.interfaces import ActorPolicy, Draw, Policy
 from vla_rl.types import Transitions
 
 
@@ -47,7 +47,7 @@ class IQL(ActorCritic):
 
     def __init__(self, config: IQLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that cannot imitate decisions by weight."""
-        able = ActorPolicy.of(policy).can if is_actor(policy) else frozenset[str]()
+        able = ActorPolicy.of(policy).can if isinstance(policy, ActorPolicy) else frozenset[str]()
         if "weighted" not in able or able & {"steering", "candidates"}:
             raise ConfigError(
                 "algorithm iql imitates what was done by its advantage, which "

@@ -18,7 +18,7 @@ from torch import Tensor
 from vla_rl.algorithms.actor_critic import ActorCritic
 from vla_rl.config.replay_algorithms import PARLConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, Policy, is_actor
+from vla_rl.interfaces import ActorPolicy, Policy
 from vla_rl.types import Transitions
 
 
@@ -31,7 +31,7 @@ class PARL(ActorCritic):
 
     def __init__(self, config: PARLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that does not choose among proposals."""
-        if not is_actor(policy) or "candidates" not in ActorPolicy.of(policy).can:
+        if not isinstance(policy, ActorPolicy) or "candidates" not in ActorPolicy.of(policy).can:
             raise ConfigError(
                 f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} "
                 "offers no proposals: set actor=improved"

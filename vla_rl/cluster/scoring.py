@@ -78,6 +78,7 @@ class RemoteReward(RewardModel):
 
     def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
         config = run.config
+        reward = RewardModel.of(reward)
         changes = reward.learned or "state" in reward.can or config.rl.fallback != "none"
         if changes or reward.wants_demonstrations or reads_policy(config.reward):
             raise ConfigError(

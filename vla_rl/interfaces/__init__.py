@@ -5,7 +5,7 @@ the core gives the base's answers (`Offering.of`). No component imports another.
 their configs and classes stands in `vla_rl.asked`.
 """
 
-from vla_rl.interfaces.actor import ActorPolicy, is_actor
+from vla_rl.interfaces.actor import ActorPolicy
 from vla_rl.interfaces.algorithm import (
     Algorithm,
     AlgorithmContext,
@@ -34,5 +34,4 @@ __all__ = [
     "Replayed",
     "RewardModel",
     "Simulator",
-    "is_actor",
 ]

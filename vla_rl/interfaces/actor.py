@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeGuard
+from typing import ClassVar
 
 from torch import Generator, Tensor, nn
 
-from vla_rl.interfaces.offering import default, has_own
+from vla_rl.interfaces.offering import default
 from vla_rl.interfaces.policy import Policy
 from vla_rl.types import ActionChunk, Observation, Trajectory, Transitions
-
-
-def is_actor(policy: Any) -> TypeGuard[ActorPolicy]:
-    """Whether it has the methods of an `ActorPolicy`, of which it need not be a subclass."""
-    return isinstance(policy, ActorPolicy) or has_own(type(policy), "propose")
 
 
 class ActorPolicy(Policy):
@@ -27,6 +22,7 @@ class ActorPolicy(Policy):
     ``can``: "actor" (`propose`), "weighted", "gripper", "steering" and "candidates".
     """
 
+    required = ("act", "propose", "annotate")
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **Policy.words,
         "actor": ("propose",),

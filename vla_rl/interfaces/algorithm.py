@@ -17,6 +17,8 @@ from vla_rl.types import Observation, RolloutBatch, Trajectory, Transitions
 class Critic(Offering):
     """A value function apart from the policy. It alone may read ``Observation.privileged``."""
 
+    required = ("value", "parameters")
+
     def value(self, observation: Observation) -> Tensor:
         """Value [b] with gradient."""
         raise NotImplementedError

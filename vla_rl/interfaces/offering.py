@@ -4,6 +4,7 @@ optional, which the core calls without asking, and words for what it can do."""
 from __future__ import annotations
 
 import functools
+from abc import ABCMeta
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -28,11 +29,16 @@ _PARTS = ("_modules", "_parameters", "_buffers")
 _Kind = TypeVar("_Kind", bound="Offering")
 
 
-class Offering:
-    """What the bases of components share. ``can`` holds a word of ``words`` for each method behind
-    it that a class has of its own; a class may also write ``can`` itself, where it has a method
-    and yet does not offer it."""
+class Offering(metaclass=ABCMeta):  # noqa: B024 - the hook below is what it is abstract for
+    """What the bases of components share.
 
+    ``can`` holds a word of ``words`` for each method behind it that a class has of its own; a class
+    may also write ``can`` itself, where it has a method and yet does not offer it. An object whose
+    class has all methods of ``required`` is an instance, whether it names the base or not (as of
+    `collections.abc`); `of` gives it the rest.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     can: frozenset[str] = frozenset()
 
@@ -52,6 +58,11 @@ class Offering:
             )
 
     @classmethod
+    def __subclasshook__(cls, other: type) -> Any:
+        own = _is_base(cls) and cls.required
+        return True if own and all(has_own(other, name) for name in own) else NotImplemented
+
+    @classmethod
     def of(cls: type[_Kind], thing: Any) -> _Kind:
         """``thing`` itself, which from here on answers to all of this class: a component need not
         name its base, methods of the same names will do. Raises `ConfigError` for an object whose
@@ -61,7 +72,7 @@ class Offering:
                 f"{type(thing).__name__} has a submodule, weight or buffer {hidden[0]!r}, and that is "
                 f"the name of a method of vla_rl.interfaces.{cls.__name__}: give it another name"
             )
-        if not isinstance(thing, cls):
+        if cls not in type(thing).__mro__:
             kind: Any = type(thing)
             base: Any = cls
             try:

@@ -23,6 +23,7 @@ class Policy(Offering):
     "chain", "guidance", "distillation", "memory", "ranks", "image_features", "publishing".
     """
 
+    required: ClassVar[tuple[str, ...]] = ("act",)
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "likelihood": ("evaluate",),
         "imitation": ("imitation_loss",),

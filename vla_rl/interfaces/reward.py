@@ -19,6 +19,7 @@ class RewardModel(Offering):
     "preparing", "state", "reversal", "critics", "parts".
     """
 
+    required = ("score",)
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "progress": ("progress",),
         "filtering": ("keep_masks",),

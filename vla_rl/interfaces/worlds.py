@@ -55,6 +55,8 @@ class Env(Offering):
     died) reports an event with ``error`` set and can be started again.
     """
 
+    required = ("start", "step", "poll", "close")
+
     embodiment: EmbodimentSpec
     tasks: tuple[TaskSpec, ...]
     privileged_dim: int
@@ -95,6 +97,7 @@ class Collector(Offering):
     """Where episodes come from: the rollout engine, a robot, a cluster. What it ``can``: "ahead",
     start episodes before they are asked for (`issue`)."""
 
+    required = ("publish", "collect")
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {"ahead": ("issue",)}
 
     policy: Policy

@@ -6,18 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 from vla_rl.asked import RewardOptions, asked, config_of
+from vla_rl.interfaces import RewardModel
 
 
 def is_fitted(reward: Any) -> bool:
     """Whether a learned reward can score already."""
-    if reward.parts:
+    if RewardModel.of(reward).parts:
         return all(is_fitted(part.reward) for part in reward.parts.values() if part.reward.learned)
     return bool(reward.state_dict().get("fitted", True))
 
 
 def state_of(reward: Any) -> dict[str, Any] | None:
     """What changes of it in a run; None for one that stays as it is."""
-    return reward.state_dict() if "state" in reward.can else None
+    return reward.state_dict() if "state" in RewardModel.of(reward).can else None
 
 
 def shaping_of(reward: Any) -> Any:
