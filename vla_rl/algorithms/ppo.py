@@ -412,7 +412,7 @@ def _checked(policy: Policy, config: PPOConfig) -> Policy:
     """Raise `ConfigError` where the policy lacks what the ratio needs."""
     likely = Policy.of(policy)
     missing = [] if "likelihood" in likely.can else ["evaluate"]
-    missing += [] if hasattr(policy, "log_prob_axes") else ["log_prob_axes"]
+    missing += [] if likely.log_prob_axes else ["log_prob_axes"]
     if missing:
         raise ConfigError(
             "PPO needs a policy with a tractable log-prob; "

@@ -67,7 +67,7 @@ class Policy(Offering):
     # Names of the axes ``*k`` of log-probs: "control_step", "action_dim", "denoising_step",
     # "token". A token-level ratio keeps all axes, a step-level ratio sums all but "control_step", a
     # denoising-step-level ratio all but "denoising_step", a chunk-level ratio sums all.
-    log_prob_axes: tuple[str, ...]
+    log_prob_axes: tuple[str, ...] = ()
 
     @default
     def correlated_axes(self) -> Sequence[str]:

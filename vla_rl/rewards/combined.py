@@ -69,7 +69,7 @@ class CombinedReward(RewardModel):
         self.parts: dict[str, Part] = {}
         for name, options in config.parts.items():
             kind, part_config, weight = config.part(name, options)
-            self.parts[name] = Part(build_part(kind, part_config), weight)
+            self.parts[name] = Part(RewardModel.of(build_part(kind, part_config)), weight)
         self._metrics: dict[str, float] = {}
 
     @property

@@ -45,7 +45,7 @@ def collect_with_policy(
     where fewer than one attempt in ten succeeds, or where ``base_share`` asks for a policy beneath
     and there is none.
     """
-    if config.base_share and policy.beneath() is None:
+    if config.base_share and Policy.of(policy).beneath() is None:
         raise UserError(
             f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and "
             f"the checkpoint collect.policy={config.policy} has none beneath it: name one that RL "
