@@ -15,6 +15,9 @@ import torch
 from lerobot_helpers import write_vlm
 
 from benchmarks.learning.runs import rl_records
+from policies.actors.base import FrameEncoder
+from policies.actors.settings import ResidualConfig
+from policies.actors.token import TokenBranch
 from policies.denoising.chain import flow_chain
 from policies.lerobot.policy import LeRobotPolicy
 from policies.settings import LeRobotConfig
@@ -22,6 +25,7 @@ from sim.toy import ToyConfig, ToyReach
 from vla_rl.checkpoint import load_policy
 from vla_rl.checks import preflight
 from vla_rl.config import compose
+from vla_rl.errors import ConfigError
 from vla_rl.run.pipeline import run_pipeline
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
@@ -121,6 +125,11 @@ PIRL = {
             },
         ),
         (
+            ["run=pi05_rl_token"],
+            {"family": "pi05"},
+            {"gamma": 0.96, "action_penalty": 5 / 0.1, "conservatism": "none"},
+        ),
+        (
             ["run=smolvla_residual"],
             {"family": "smolvla"},
             {"n_step": 3, "actor_every": 4, "start_decisions": 1000, "learning_rate": 1e-5},
@@ -175,9 +184,10 @@ ONE = [
             "policy",
         ),
         ("pi05", ["run=pi05_steer"], "actor"),
+        ("pi05", ["run=pi05_rl_token"], "actor"),
         ("smolvla", ["run=smolvla_residual"], "actor"),
     ],
-    ids=["ppo", "grpo", "noise", "steer", "residual"],
+    ids=["ppo", "grpo", "noise", "steer", "token", "residual"],
 )
 def test_a_small_checkpoint_makes_an_update(
     family: str,
@@ -192,7 +202,7 @@ def test_a_small_checkpoint_makes_an_update(
     if moves == "actor":  # published ones begin after hundreds of decisions
         small += ["algorithm.start_decisions=2", "algorithm.updates_per_decision=1"]
         small += ["algorithm.batch_size=8", "algorithm.critic_warmup=0"]
-        small += ["algorithm.demonstration_share=0"]
+        small += ["algorithm.demonstration_share=0", "algorithm.offline_updates=0"]
     config = compose([*overrides, *small, *ONE, f"output_dir={tmp_path}"])
     config.env_type, config.env = "toy", ToyConfig(success_radius=0.07)
     config.tasks = ["reach_red"]
@@ -210,3 +220,26 @@ def test_a_small_checkpoint_makes_an_update(
         if not torch.equal(x, before.model.state_dict()[name])
     ]
     assert changed and not any("paligemma." in name for name in changed)
+
+
+def test_a_token_keeps_what_reconstruction_asks_for() -> None:
+    """Who reads it moves nothing of it; its own loss falls."""
+    torch.manual_seed(0)
+    encoder = FrameEncoder({"visual": 40, "state": 4}, 32, token=6)
+    frames = {"visual": torch.randn(64, 4) @ torch.randn(4, 40), "state": torch.randn(64, 4)}
+    read = encoder(frames)
+    assert read.shape == (64, encoder.width) == (64, 6 + 16)
+    read.sum().backward()
+    token = encoder.branches["visual"]
+    assert isinstance(token, TokenBranch) and all(p.grad is None for p in token.parameters())
+    optimizer = torch.optim.Adam(token.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(200):
+        loss = token.loss(frames["visual"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.1 * losses[0]
+    with pytest.raises(ConfigError, match="token=8"):
+        ResidualConfig(token=8, eyes="pictures")

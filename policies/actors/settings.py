@@ -34,8 +34,15 @@ class ActorConfig:
     noise: float = 0.2
     copy_base: bool | None = None
     eyes: str = FEATURES
+    # width of the RL token that pictures are compressed to; 0: critics train what reads them
+    token: int = 0
 
     def __post_init__(self) -> None:
+        if self.token < 0 or (self.token and self.eyes == PICTURES):
+            raise ConfigError(
+                f"actor.token={self.token} is the width of what the frozen policy's features are "
+                f"compressed to: 0 (none) or more, and with actor.eyes={FEATURES}"
+            )
         if not self.hidden or min(self.hidden) < 1 or self.encoder < 1:
             raise ConfigError(
                 f"actor.hidden={list(self.hidden)!r} and actor.encoder={self.encoder} must name "

@@ -420,7 +420,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         return NoiseNet(width, self.embodiment.action_dim, low, high).to(self.device)
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: what imitated without a noise network gets an
+        """See `vla_rl.interfaces.Policy`: what imitated without a noise network gets an
         untrained one, and one that is not asked for is left out."""
         own = (
             {f"{NET}{k}": x for k, x in self.noise_net.state_dict().items()}

@@ -18,7 +18,7 @@ from vla_rl.types import Observation
 
 
 class TeachingChain:
-    """A `vla_rl.interfaces.DistillablePolicy`, and the student that it makes: the same policy with
+    """Teacher (`vla_rl.interfaces.Policy.make_student`) and student alike: that is the policy with
     fewer steps, whose denoising part learns to reach from each first noise what the teacher's plain
     path reaches. Exported, lerobot's own sampler takes as few steps."""
 
