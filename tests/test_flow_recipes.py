@@ -184,8 +184,8 @@ ONE = [
             "policy",
         ),
         ("pi05", ["run=pi05_steer"], "actor"),
-        ("pi05", ["run=pi05_rl_token"], "actor"),
-        ("smolvla", ["run=smolvla_residual"], "actor"),
+        pytest.param("pi05", ["run=pi05_rl_token"], "actor", marks=pytest.mark.slow),
+        pytest.param("smolvla", ["run=smolvla_residual"], "actor", marks=pytest.mark.slow),
     ],
     ids=["ppo", "grpo", "noise", "steer", "token", "residual"],
 )

@@ -467,7 +467,8 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         if self.noise_net is None:
             action, noise = self._estimates(condition, x, index, guidance)
         else:
-            with inputs_of(self.head.output) as seen:
+            head: Any = self.head  # a `FeatureHead`
+            with inputs_of(head.output) as seen:
                 action, noise = self._estimates(condition, x, index, guidance)
             std = self.noise_net(seen[-1])
             std = nn.functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
