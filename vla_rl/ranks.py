@@ -72,6 +72,23 @@ class Ranks:
         rows = torch.arange(self.index * each, (self.index + 1) * each)
         return rows.clamp(max=count - 1), rows < count
 
+    def share_of(self, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """As `share`, of rows of which each belongs to the rank ``owner`` int64 [count]: as many on
+        all ranks as the one with most has. Where a rank has none or fewer, rows fill up (the last
+        of its own; −1 where it has none)."""
+        counts = torch.bincount(owner, minlength=self.size)
+        mine = torch.nonzero(owner == self.index).flatten()
+        fill = mine[-1:] if len(mine) else torch.tensor([-1])
+        rows = torch.cat([mine, fill.expand(int(counts.max()) - len(mine))])
+        return rows, torch.arange(len(rows)) < len(mine)
+
+    def scatter(self, x: Tensor, rows: Tensor, count: int) -> Tensor:
+        """[count …] of all ranks' own ``rows`` [k] of it, ``x`` [k …]; each row belongs to one
+        rank."""
+        whole = x.new_zeros((count, *x.shape[1:]))
+        whole[rows.to(x.device)] = x
+        return self.sum(whole)
+
     def gather(self, x: Tensor, count: int | None = None) -> Tensor:
         """The rows of all ranks' ``x`` in order (of one shape on all), without what filled up
         the last of ``count``."""
