@@ -250,13 +250,14 @@ class Trajectory:
         return dataclasses.replace(self, observations=seen, final_observation=last)
 
     def light(self) -> Trajectory:
-        """The same episode without images and replay."""
+        """The same episode without images and replay, and without where they lie."""
         bare = dataclasses.replace
         return bare(
             self,
             observations=bare(self.observations, images={}),
             final_observation=bare(self.final_observation, images={}),
             replay={},
+            payload=None,
         )
 
     def whole(self) -> Trajectory:
