@@ -25,6 +25,7 @@ from vla_rl.commands import (
     robot,
     robotwin,
     run,
+    study,
 )
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = arguments.function in (*run.RESUMES, robot.run_learn)
+        resumes = arguments.function in (*run.RESUMES, *study.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
 
@@ -89,6 +90,7 @@ def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
 # What the numbers among the options may be, whatever the command (None: no limit).
 _LIMITS: dict[str, tuple[float, float | None]] = {
     "episodes": (1, None),
+    "jobs": (1, None),
     "episodes_per_task": (1, None),
     "seed": (0, 2**63 - 1),
     "seeds": (0, 2**63 - 1),
@@ -164,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         libero,
         robotwin,
         cluster,
+        study,
         bench,
     ):
         module.add(command)
