@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from vla_rl import build
 from vla_rl.asked import AlgorithmOptions, asked
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
@@ -61,22 +62,23 @@ MACHINE_KEYS = (
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Bounded):
     """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the
     name they came from."""
 
     # the run's folder inside output_dir; may be a path such as study/seed_1
     name: str = "run"
     # of everything that is drawn at random
-    seed: int = 0
+    seed: int = bound(0, ge=0, lt=2**63)
     # the folder that runs are kept in
     output_dir: str = "outputs"
-    threads: int = 0  # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
+    # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
+    threads: int = bound(0, ge=0, hint="0: all cores")
     # of the policy and what learns: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1"
     device: str = "auto"
-    tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
+    tasks: list[str] = several([], once=True)  # empty: all tasks of the env
     # tasks that nothing is trained on; evaluations count them apart
-    held_out_tasks: list[str] = field(default_factory=list)
+    held_out_tasks: list[str] = several([], once=True)
     # what is run, in this order: see `vla_rl.config.phases`
     phases: list[str] = field(default_factory=lambda: list(USUAL_PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
@@ -114,6 +116,7 @@ class RunConfig:
     cluster: Any = None  # on which machines they do
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_phases()
         for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
             setattr(self, key, os.path.expanduser(getattr(self, key)))
@@ -134,10 +137,6 @@ class RunConfig:
                 f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, "
                 "so give a word, or a path without '..' such as study/seed_1"
             )
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} must be 0 or more, and below 2**63")
-        if self.threads < 0:
-            raise ConfigError(f"threads={self.threads} must be 0 (all cores) or more")
         both = sorted(set(self.tasks) & set(self.held_out_tasks))
         if both:
             raise ConfigError(
@@ -161,11 +160,6 @@ class RunConfig:
                 f"phases={list(self.phases)} must name each phase once, in order: "
                 f"phases=[{','.join(order)}]"
             )
-        for key in ("tasks", "held_out_tasks"):
-            names = getattr(self, key)
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ConfigError(f"{key} has {twice[0]!r} more than once; name each task once")
 
     @property
     def run_dir(self) -> Path:
