@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from vla_rl import build
 from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.algorithms import CurriculumConfig
-from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
+from vla_rl.config.cluster import MODES, WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.config.offline import OfflineConfig
@@ -210,12 +210,6 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         groups[f"{group}_type"] = kind
         groups[group] = checked(build.config_class(group, kind), values, group)
     config = checked(RunConfig, tree, "")
-    cluster, algorithm = groups["cluster"], groups["algorithm"]
-    options = asked(algorithm, AlgorithmOptions)
-    if cluster.ahead and options.behavior_weight is not None and options.recompute_old_log_prob:
-        algorithm.behavior_weight = (
-            cluster.correction if options.behavior_weight == "none" else options.behavior_weight
-        )
     for key, value in groups.items():
         setattr(config, key, value)
     return config
@@ -227,6 +221,30 @@ def to_tree(config: RunConfig) -> dict[str, Any]:
     for group in COMPONENTS:
         tree[group] = {"type": tree.pop(f"{group}_type"), **(tree[group] or {})}
     return tree
+
+
+def as_learned(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's tree with ``algorithm.behavior_weight`` as it is learned with: where that is none,
+    and rollouts run ahead of a learner that asks the policy anew, ``cluster.correction``."""
+    algorithm, cluster = tree.get("algorithm"), tree.get("cluster")
+    if not isinstance(algorithm, Mapping) or not isinstance(cluster, Mapping):
+        return dict(tree)
+    ahead = cluster.get("max_staleness")
+    if ahead is None:
+        ahead = MODES.get(cluster.get("mode", "sync"), 0)
+    left = algorithm.get("behavior_weight") == "none" and algorithm.get("recompute_old_log_prob")
+    if not (ahead and left):
+        return dict(tree)
+    weight = cluster.get("correction", "none")
+    return {**tree, "algorithm": {**algorithm, "behavior_weight": weight}}
+
+
+def learned_algorithm(config: RunConfig) -> Any:
+    """The options of the run's algorithm, as `as_learned`."""
+    own = as_learned(to_tree(config))["algorithm"].get("behavior_weight")
+    if own in (None, asked(config.algorithm, AlgorithmOptions).behavior_weight):
+        return config.algorithm
+    return dataclasses.replace(config.algorithm, behavior_weight=own)
 
 
 def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
