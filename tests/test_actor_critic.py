@@ -1332,7 +1332,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
     ],
 )
 def test_pairs_that_do_not_fit_are_refused_before_anything_runs(overrides, error):
-    from vla_rl.checks.preflight import check_run
+    from vla_rl.checks.options import check_run
 
     with pytest.raises(ConfigError, match=error):
         check_run(configs.compose(["run=quickstart", *overrides]))

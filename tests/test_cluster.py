@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from vla_rl import build
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.cluster import group as groups
 from vla_rl.cluster import session, workplace
 from vla_rl.cluster.collector import job_of, parallel_stats

@@ -21,7 +21,7 @@ from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import load_policy, load_training_state
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig
 from vla_rl.config.offline import DynamicsConfig, OfflineConfig
 from vla_rl.config.replay_algorithms import CriticsConfig

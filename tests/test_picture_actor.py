@@ -31,7 +31,7 @@ from vla_rl.algorithms.dagger import Dagger
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.iql import IQL
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config.replay_algorithms import (
     CriticsConfig,
     DaggerConfig,
