@@ -307,6 +307,13 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
         "reward=combined reward.parts={success:{weight:much}}",
         ("reward.parts.success.weight is 'much'",),
     ),
+    (
+        "reward=combined reward.parts={srpo:{demonstrations:5}}",
+        ("reward.parts.srpo.demonstrations", "reward.parts.srpo.all_fail=buffer"),
+    ),
+    ("offline.critics.low=2", ("offline.critics.low=2.0", "below offline.critics.high=1.0")),
+    ("offline.critics.hidden=[0]", ("offline.critics.hidden=[0] has 0", "1 or more")),
+    ("cluster=ray cluster.rollout_gpus=inf", ("cluster.rollout_gpus=inf", "whole GPUs")),
     ("reward=combined reward.parts={srpo:{scale:7}}", ("reward.parts.srpo.scale=7", "0 to 1")),
     ("seed=-1", ("seed=-1 is out of range", "0 or more", "2**63")),
     ("seed=99999999999999999999", ("seed=99999999999999999999", "2**63")),
