@@ -215,7 +215,8 @@ def bounds_of(kind: type) -> dict[str, Bound]:
 
 
 class Bounded:
-    """A base of dataclasses whose instances are held to the limits of their fields.
+    """A base of dataclasses whose instances are held to the limits of their fields: making one
+    raises a `ConfigError` that names field, value and limits.
 
     ``place`` is where the options usually stand in a config, such as "algorithm": errors of an
     instance that was made in Python name its fields so. A ``__post_init__`` of a subclass calls
