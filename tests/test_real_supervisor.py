@@ -191,6 +191,9 @@ BAD = {
     ),
     "blind": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, obs_stamp=s.clock() - 0.4),
     "narrow": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, actions=((0.01, 0.0),)),
+    "of no time": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, lasts=((1.0,), (0.0,), (1.0,))
+    ),
 }
 
 
@@ -223,6 +226,20 @@ def test_of_late_duplicated_reordered_expired_and_nan_chunks_none_runs(bad):
     assert all(math.isfinite(x) for _, vector in session.robot.log.targets for x in vector)
     runs = [(s.decision, s.index) for s in session.states if s.step_done]
     assert len(runs) == len(set(runs)), "and none twice"
+
+
+def test_rows_may_last_less_than_a_control_step():
+    """Of five ticks: 0.6 are three, 0.1 no less than one; in between none is left out."""
+    session = rig().auto()
+    session.chunk([EAST] * 4, lasts=((1.0,), (0.6,), (0.1,), (1.0,)))
+    session.run(0.3)
+    found = [s.index for s in session.states if s.decision == session.decision]
+    assert found == [0] * 5 + [1] * 3 + [2] + [3] * 5
+    assert [s.index for s in session.states if s.decision >= 0 and s.step_done] == [0, 1, 2, 3]
+    for wrong in (((1.0,),), ((1.0,), (1.5,)), ((1.0,), (math.nan,))):
+        session.chunk([EAST] * 2, lasts=wrong)
+        said = [m.reason for _, m in session.said if isinstance(m, Refused)]
+        assert "do not last 0 to 1 control steps" in said[-1]
 
 
 def test_a_chunk_that_came_before_a_pause_never_resumes():

@@ -137,6 +137,16 @@ class GuidedPolicy(Protocol):
 
 
 @runtime_checkable
+class TimedPolicy(Protocol):
+    """A policy whose decisions may take less than a control step for a row, in a session with an
+    arm."""
+
+    def lasts(self, output: PolicyOutput) -> Tensor:
+        """The share [h] of a control step, above 0, that each row of ``output`` lasts."""
+        ...
+
+
+@runtime_checkable
 class StackedPolicy(Protocol):
     """A policy on top of a frozen one, which can act by itself."""
 

@@ -70,7 +70,7 @@ def add(command: Add) -> None:
     )
 
     again = kinds.add_parser(
-        "replay", help="do on the arm again what was sent to it in a recorded episode, and compare"
+        "replay", help="do on the arm again what was asked of it in a recorded episode, and compare"
     )
     again.set_defaults(function=run_replay)
     again.add_argument(

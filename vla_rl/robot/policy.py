@@ -21,7 +21,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
 
-Decide = Callable[..., np.ndarray]
+Decide = Callable[..., Any]  # as of `real.acting`
 
 
 def make_decide(
@@ -32,6 +32,7 @@ def make_decide(
     import torch
 
     from vla_rl.interfaces import RememberingPolicy
+    from vla_rl.optional import TimedPolicy
     from vla_rl.types import Observation
 
     _require_acting(policy, acting)
@@ -46,8 +47,9 @@ def make_decide(
         instruction: str,
         first: bool,
         guide: Any = None,
-    ) -> np.ndarray:
-        """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
+    ) -> Any:
+        """Actions float32 [h a], with the shares [h 1] of a control step that they last where the
+        policy is a `TimedPolicy`; ``guide`` as `real.overlap.Guide`."""
         seen = Observation.from_slots([SlotObservation(images, proprio, instruction)])
         seen = seen if device is None else seen.to(device)
         if guide is not None:
@@ -67,7 +69,10 @@ def make_decide(
             output = policy.act(seen, **options)
         if output.memory is not None:
             memory[:] = output.memory
-        return rows(output.chunk)
+        found = rows(output.chunk)
+        if isinstance(policy, TimedPolicy):
+            return found, policy.lasts(output).double().cpu().numpy()[: len(found), None]
+        return found
 
     return decide
 
