@@ -279,12 +279,13 @@ def strayed(steps: Sequence[Step], again: Mapping[int, Mapping[str, Any]]) -> St
     """Of the steps of an episode, and the ticks that `done` them. Raises `UserError` where there
     are none."""
     both = [(step.tick, again[i]) for i, step in enumerate(steps) if i in again]
+    by_pose = any(a["pose"] for a, _ in both)
+    name, wide = ("pose", 3) if by_pose else ("joints", None)
+    both = [(a, b) for a, b in both if a[name] and len(a[name]) == len(b[name])]
     if not both:
         raise UserError(
             "nothing was sent to the arm in the replay: see its session's record for why"
         )
-    by_pose = bool(both[0][0]["pose"])
-    name, wide = ("pose", 3) if by_pose else ("joints", None)
     apart = np.array([np.subtract(a[name][:wide], b[name][:wide]) for a, b in both])
     if by_pose:
         return Strayed(np.linalg.norm(apart, axis=1), "m")
