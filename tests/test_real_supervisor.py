@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from real_helpers import DT, Clock, Rig, point_robot, rig
 
 from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Notice, Progress, Refused
 from real.robots.faults import Fault
-from real.supervisor.settings import SupervisorConfig
+from real.supervisor.settings import SupervisorConfig, from_options
 from real.supervisor.watch import Cameras, DeviceClock, Share
 from vla_rl.errors import ConfigError
 
@@ -721,3 +722,27 @@ def test_a_home_is_a_place_a_pose_or_joints():
         (True, (0.1, 0.1, 0.2)),
     ):
         rig(joints=joints, config={"home": home})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "silence_s",
+            "inf",
+            "robot.supervisor.silence_s='inf' is not what it takes: give a number",
+        ),
+        ("silence_s", True, "give a number"),
+        ("silence_s", None, "give a number"),
+        ("silence_s", math.nan, "silence_s=nan: give seconds above 0"),
+        ("hz", [100], "give a number"),
+        ("required", "guard", "required='guard' is not what it takes: give a list of texts"),
+        ("cameras", [1], "give a list of texts"),
+        ("home", ["x"], "give a list of numbers"),
+        ("safe_low", 0.1, "give a list of numbers"),
+        ("silense_s", 0.1, "no key robot.supervisor.silense_s. Did you mean silence_s"),
+    ],
+)
+def test_options_of_another_type_are_one_clear_error(key, value, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        from_options({key: value})
