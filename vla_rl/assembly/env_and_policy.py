@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.augmentation import require_mirror
-from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, PublishedStart, asked
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked, methods
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
@@ -22,7 +22,6 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
-from vla_rl.optional import PublishablePolicy
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
@@ -101,9 +100,10 @@ def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
             f"policy.cameras has {missing[0]!r}, and the env shows only "
             f"{', '.join(known)}: name those"
         )
+    check = methods(policy).check_camera
     for camera in embodiment.cameras:
-        if isinstance(policy, ChecksCameras) and camera.name in (wanted or known):
-            policy.check_camera(camera.name, camera.height, camera.width)
+        if check is not None and camera.name in (wanted or known):
+            check(camera.name, camera.height, camera.width)
 
 
 def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
@@ -117,7 +117,7 @@ def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> 
 def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
     """The policy of a checkpoint of this project, or of a published one that ``config.policy``
     says how to read."""
-    reads_published = isinstance(config.policy, PublishedStart)
+    reads_published = asked(config.policy, PolicyOptions).checkpoint is not None
     if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)
     published = dataclasses.replace(config.policy, checkpoint=str(path))
@@ -130,7 +130,7 @@ def export_policy(checkpoint: Path, folder: Path) -> None:
     if folder.exists():
         raise UserError(f"{folder} exists already: give the name of a folder that does not")
     policy = load_policy(checkpoint, build.policy_class)
-    if not isinstance(policy, PublishablePolicy):
+    if "publishing" not in policy.can:
         raise UserError(
             f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this "
             "project's own: use the checkpoint"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import CorrectsStaleness
+from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
@@ -217,13 +217,10 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         groups[group] = checked(build.config_class(group, kind), values, group)
     config = checked(RunConfig, tree, "")
     cluster, algorithm = groups["cluster"], groups["algorithm"]
-    if (
-        cluster.ahead
-        and isinstance(algorithm, CorrectsStaleness)
-        and algorithm.recompute_old_log_prob
-    ):
+    options = asked(algorithm, AlgorithmOptions)
+    if cluster.ahead and options.behavior_weight is not None and options.recompute_old_log_prob:
         algorithm.behavior_weight = (
-            cluster.correction if algorithm.behavior_weight == "none" else algorithm.behavior_weight
+            cluster.correction if options.behavior_weight == "none" else options.behavior_weight
         )
     for key, value in groups.items():
         setattr(config, key, value)

@@ -24,6 +24,7 @@ from vla_rl import build
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import UserError
+from vla_rl.interfaces import Policy
 from vla_rl.robot.session import Asked, private, run
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
@@ -32,7 +33,7 @@ _AFTER_S = 1.0  # that it holds still, so that a simulator can see the success
 _LONGEST = 200  # control steps of a chunk: a message has room for no more
 
 
-class Recorded(nn.Module):
+class Recorded(nn.Module, Policy):
     """``asked`` [T a] in chunks of ``lengths``, once, for ``shares`` [T] of a control step each;
     then it holds still: a replay that was interrupted is not taken up again. Its memory [1] is the
     next chunk's number."""
