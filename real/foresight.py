@@ -22,6 +22,9 @@ _LEAST = 1e-8  # the same of a controller that does not damp
 # of a joint's limit, in a tick: by how much more the hand's way may throw the joints; and less
 # where less than so many metres come of a radian
 _SUDDEN, _WEAK = 0.2, 0.2
+# of a joint's speed, that a brake may leave it while it takes it from all others: gravity leaves a
+# shoulder little torque
+_UNEVEN = 0.15
 # m: by what a turn of the hand can push it along (0.25 from the wrist, twice that where the arm is
 # stretched)
 _LEVER = 0.5
@@ -41,6 +44,7 @@ class Foresight:
         self.hand = self.angular = 0.0  # the largest of what is and what will be: m/s, rad/s
         self.joints = np.zeros(0)  # of each joint [n]; empty: nothing is foreseen
         self._hand_ahead = np.zeros(3)  # m/s, where nothing new is commanded
+        self._braked = 0.0  # m/s, of the hand where one joint brakes less than the others
         self._allowed = 1.0  # of the limits
         # when, and how fast each joint was
         self._before: tuple[float, np.ndarray] = (-math.inf, np.zeros(0))
@@ -54,6 +58,7 @@ class Foresight:
     def see(self, measured: Measured) -> None:
         """Once a tick. Where it slows down, the speed that it has counts: a brake may end."""
         self.hand, self.angular, self.joints = 0.0, 0.0, np.zeros(0)
+        self._braked = 0.0
         told = (
             measured.joint_velocity,
             *([] if measured.jacobian is None else [measured.jacobian]),
@@ -75,6 +80,9 @@ class Foresight:
             float(np.max(np.linalg.norm(part, axis=1))) for part in (motion[:, :3], motion[:, 3:])
         )
         self._hand_ahead = motion[1, :3]
+        parts = measured.jacobian[:3] * now
+        uneven = (1.0 - _UNEVEN) * motion[0, :3, None] + _UNEVEN * parts
+        self._braked = float(np.max(np.linalg.norm(uneven, axis=0)))
         self.joints = np.max(np.abs(both), axis=0)
 
     def excess(self) -> tuple[float, float]:
@@ -82,7 +90,7 @@ class Foresight:
         arm has to brake. Whose speed is no number is too fast."""
         x, share = self.limits, self._allowed
         hand, angular = (
-            _over(self.hand, share * x.speed),
+            _over(max(self.hand, self._braked), share * x.speed),
             _over(self.angular, share * x.rotation_speed),
         )
         beyond = (

@@ -306,6 +306,26 @@ def test_a_new_target_of_the_hand_leaves_the_joints_their_limits_too():
     assert ahead.eased(asked, dataclasses.replace(seen, joint_velocity=np.zeros(3)), 9.0) is asked
 
 
+@pytest.mark.parametrize(
+    "speeds, over",
+    [
+        ((1.2, -0.95, 0.0), 0.0325),  # 0.2125 of 0.25 m/s, and 0.18
+        ((0.9, -0.65, 0.0), 0.0),  # 0.2125 and 0.135
+        ((0.34, 0.0, 0.0), 0.0),
+    ],
+)
+def test_what_a_brake_takes_unevenly_counts(speeds, over):
+    """Two joints move the hand along x against each other. A brake that takes 0.15 of all speeds
+    but one leaves 0.85 of the hand's and 0.15 of what that joint makes."""
+    jacobian = np.zeros((6, 3))
+    jacobian[0, :2], jacobian[1, 2] = 1.0, 1.0
+    seen = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array(speeds))
+    ahead = gate(gain=6.0, turns=True, speed=0.36, joint_speed=2.0).ahead
+    ahead.see(seen)
+    assert ahead.hand == pytest.approx(speeds[0] + speeds[1]) and ahead.hand < 0.36
+    assert ahead.excess()[0] == pytest.approx(over, abs=1e-12)
+
+
 @pytest.mark.parametrize("turned", [0.0, 0.7])
 @pytest.mark.parametrize("ratio, beyond", [(0.02, 0.02 * 0.1), (0.1, 0.1 * 0.5), (0.4, 0.4)])
 def test_a_stretched_arm_is_not_thrown_out_or_in(ratio, beyond, turned):
