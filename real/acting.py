@@ -43,9 +43,10 @@ _KEPT = 128  # states
 _KEPT_WAITS = 1000  # decisions
 _RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no longer than is foreseen
 
-Decide = Callable[..., np.ndarray]
+Decide = Callable[..., Any]
 """({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since
-somebody else moved the arm) → actions [h a] in the robot's units; with rtc a `Guide` may follow."""
+somebody else moved the arm) → actions [h a] in the robot's units, or they and the shares [h 1] of
+a control step that each lasts; with rtc a `Guide` may follow."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
@@ -234,7 +235,9 @@ class Acting:
         place = self._place(state)
         guide = self._guide(place, begun)
         given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
-        rows = self._checked(decide(*given) if guide is None else decide(*given, guide))
+        answer = decide(*given) if guide is None else decide(*given, guide)
+        answer, lasts = answer if isinstance(answer, tuple) else (answer, ())
+        rows = self._checked(answer)
         ended = now()
         self.waited = [*self.waited[1 - _KEPT_WAITS :], ended - begun]
         late = place.late(ended, self._welcome.control_hz)
@@ -258,6 +261,7 @@ class Acting:
             "delay": late,
             "actions": _tuples(actions),
             "predicted": () if actions is rows else _tuples(rows),
+            "lasts": _tuples(lasts[: len(rows)]) if len(lasts) else (),
         }
 
     def _checked(self, answer: Any) -> np.ndarray:

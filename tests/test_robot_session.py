@@ -916,7 +916,7 @@ def test_settings_that_cannot_be_are_refused(given, said):
         (["robot.options={gaol: 1}"], "options of the simulated robot 'fake'"),
         (["robot.world=tabletop", "robot.options={cameras: [nose]}"], "nose"),
         (["robot.supervisor.hz=33"], "whole multiple"),
-        (["robot.supervisor.colour=red"], "robot.supervisor: "),
+        (["robot.supervisor.colour=red"], "no key robot.supervisor.colour"),
     ],
 )
 def test_a_robot_or_camera_that_is_not_there_is_one_line(tmp_path, given, said):

@@ -27,7 +27,7 @@ from vla_rl.commands import (
     run,
     study,
 )
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, UserError, visible
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(end="", flush=True)  # so that a reader that has gone shows here
             return status
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and unread():

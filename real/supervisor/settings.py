@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,9 +69,31 @@ class SupervisorConfig(Bounded, place="supervisor"):
 
 
 def from_options(options: Mapping[str, Any]) -> SupervisorConfig:
-    """Of a file, where lists stand for tuples. Raises `ConfigError` for a key that there is not."""
+    """Of a file, where lists stand for tuples. Raises `ConfigError` for a key that there is not,
+    and a value of another type."""
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(SupervisorConfig)}
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    try:
-        return SupervisorConfig(**given)
-    except TypeError as error:
-        raise ConfigError(f"robot.supervisor: {error}") from None
+    for name, value in given.items():
+        if name not in kinds:
+            close = difflib.get_close_matches(str(name), kinds, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(
+                f"there is no key robot.supervisor.{name}.{hint} Known are {', '.join(kinds)}"
+            )
+        if not _is(kinds[name], value):
+            many = "a list of " if kinds[name].startswith("tuple") else "a "
+            what = "text" if "str" in kinds[name] else "number"
+            raise ConfigError(
+                f"robot.supervisor.{name}={value!r} is not what it takes: give {many}{what}"
+                + ("s" if many != "a " else "")
+            )
+    return SupervisorConfig(**given)
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind.startswith("tuple"):
+        entry = "str" if "str" in kind else "float"
+        return isinstance(value, tuple) and all(_is(entry, x) for x in value)
+    if kind == "str":
+        return isinstance(value, str)
+    return isinstance(value, int | float) and not isinstance(value, bool)
