@@ -734,7 +734,7 @@ def test_a_home_is_a_place_a_pose_or_joints():
         ),
         ("silence_s", True, "give a number"),
         ("silence_s", None, "give a number"),
-        ("silence_s", math.nan, "silence_s=nan: give seconds above 0"),
+        ("silence_s", math.nan, "silence_s=nan is out of range: it must be above 0"),
         ("hz", [100], "give a number"),
         ("required", "guard", "required='guard' is not what it takes: give a list of texts"),
         ("cameras", [1], "give a list of texts"),
