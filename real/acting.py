@@ -42,9 +42,10 @@ _KEPT = 128  # states
 _KEPT_WAITS = 1000  # decisions
 _RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no longer than is foreseen
 
-Decide = Callable[..., np.ndarray]
+Decide = Callable[..., "np.ndarray | None"]
 """({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since
-somebody else moved the arm) → actions [h a] in the robot's units; with rtc a `Guide` may follow."""
+somebody else moved the arm) → actions [h a] in the robot's units; with rtc a `Guide` may follow.
+None: nobody answers, and nothing is sent, so that the arm holds still."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
@@ -239,7 +240,7 @@ class Acting:
 
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
         """The fields of a `Chunk`, for which the policy was asked; None where a picture was
-        overwritten meanwhile.
+        overwritten meanwhile, or where nobody answered.
 
         Raises `UserError` for what the policy answers that is no chunk of this robot.
         """
@@ -254,7 +255,10 @@ class Acting:
         place = self._place(state)
         guide = self._guide(place, begun)
         given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
-        rows = self._checked(decide(*given) if guide is None else decide(*given, guide))
+        answer = decide(*given) if guide is None else decide(*given, guide)
+        if answer is None:
+            return None
+        rows = self._checked(answer)
         ended = now()
         self.waited = [*self.waited[1 - _KEPT_WAITS :], ended - begun]
         late = place.late(ended, self._welcome.control_hz)

@@ -25,6 +25,7 @@ from vla_rl.commands import (
     robot,
     robotwin,
     run,
+    serve,
 )
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
@@ -156,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     for module in (
         run,
         evaluate,
+        serve,
         policy,
         data,
         look,

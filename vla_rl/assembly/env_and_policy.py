@@ -16,6 +16,7 @@ from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
+from vla_rl.config.serving import RemoteConfig
 from vla_rl.data.lerobot_reader import check_dataset
 from vla_rl.data.recorded import check_recorded
 from vla_rl.devices import pick_device
@@ -23,6 +24,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.interfaces import Env
 from vla_rl.optional import PublishablePolicy
+from vla_rl.paths import is_address
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
@@ -114,9 +116,14 @@ def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> 
     )
 
 
-def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
-    """The policy of a checkpoint of this project, or of a published one that ``config.policy``
-    says how to read."""
+def open_policy(config: RunConfig, path: Path | str, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, of a published one that ``config.policy``
+    says how to read, or at the address of who serves it."""
+    if is_address(path):
+        options = config.policy if isinstance(config.policy, RemoteConfig) else RemoteConfig()
+        served = dataclasses.replace(options, url=str(path))
+        return build.implementation("policy", "remote")(served, embodiment)
+    path = Path(path)
     reads_published = isinstance(config.policy, PublishedStart)
     if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)

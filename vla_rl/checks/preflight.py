@@ -41,9 +41,11 @@ from vla_rl.config import RunConfig, checked
 from vla_rl.config.algorithms import advantage_entry, advantage_of
 from vla_rl.config.episodes import refuse_potential
 from vla_rl.config.phases import PHASES
+from vla_rl.config.serving import require_wire
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.monitoring.machine import available_cores, default_threads
+from vla_rl.paths import is_address
 
 _MEGABYTE = 10**6
 _LEAST_SPACE = 100 * _MEGABYTE  # of any run: small checkpoints, videos and a report
@@ -147,6 +149,13 @@ def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
     check_offline_replays(config)
     check_recording(config)
+    if "sft" in config.phases and not config.checkpoint:
+        policy = build.entry("policy", config.policy_type)
+        if isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can:
+            raise ConfigError(
+                f"phases has sft, and policy.type={config.policy_type} cannot be trained by "
+                f"imitation: use policy.type={' or '.join(build.policies_that_can('imitation'))}"
+            )
     if "offline" in config.phases:
         _check_offline(config)
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):
@@ -406,7 +415,9 @@ def _check_places(config: RunConfig) -> None:
         files.check_checkpoint(_exists("checkpoint", config.checkpoint))
     if config.dataset:
         _exists("dataset", config.dataset)
-    if config.collect.policy:
+    if is_address(config.collect.policy):
+        require_wire(f"collect.policy={config.collect.policy}")
+    elif config.collect.policy:
         files.check_checkpoint(_exists("collect.policy", config.collect.policy))
     for group, names in _PLACES.items():
         if group != "policy" or not config.checkpoint:
@@ -414,12 +425,16 @@ def _check_places(config: RunConfig) -> None:
                 _exists(key, value)
 
 
-def check_start(config: RunConfig, path: Path) -> None:
+def check_start(config: RunConfig, path: Path | str) -> None:
     """Raise `UserError` unless a policy could be read at ``path``: a checkpoint of this project, or
     a published one that ``config.policy`` says how to read; and unless ``config`` could run it
-    here."""
+    here. Who serves at an address is asked later."""
     check_device(config.device)
     check_workers(config)
+    if is_address(path):
+        require_wire(f"{path}, where a policy is served,")
+        return
+    path = Path(path)
     if (
         isinstance(config.policy, PublishedStart)
         and path.is_dir()
