@@ -44,6 +44,7 @@ from vla_rl.config.phases import PHASES
 from vla_rl.config.serving import require_wire
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.hub import DATASET, MODEL, fetch_hint
 from vla_rl.monitoring.machine import available_cores, default_threads
 from vla_rl.paths import is_address
 
@@ -463,7 +464,8 @@ def _exists(key: str, value: str) -> Path:
     except OSError as error:
         if key == "checkpoint" and files.last_good(path).is_dir():
             return path
-        hint = files.fetch_hint(value) if key == "dataset" else ""
+        kind = {"dataset": DATASET, "checkpoint": MODEL, "policy.checkpoint": MODEL}.get(key)
+        hint = fetch_hint(value, kind) if kind else ""
         raise UserError(f"{key}={value}: {files.reason(error)}{hint}") from error
     return path
 

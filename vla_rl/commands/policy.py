@@ -56,10 +56,14 @@ def add(command: Add) -> None:
 def run_distill(arguments: argparse.Namespace) -> None:
     from vla_rl.checks import preflight
     from vla_rl.config.episodes import DistillConfig
+    from vla_rl.errors import ConfigError
+    from vla_rl.hub import is_cached
 
     names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
     settings = DistillConfig(**{name: getattr(arguments, name) for name in names})
     checkpoint = arguments.checkpoint
+    if arguments.out is None and is_cached(checkpoint):
+        raise ConfigError("a student is written beside its teacher, which is a hub's: name --out")
     folder = arguments.out or checkpoint.with_name(f"{checkpoint.name}_student{settings.steps}")
     config = config_of_checkpoint(checkpoint, None, arguments.overrides)
     preflight.check_start(config, checkpoint)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import CorrectsStaleness
+from vla_rl.asked import CorrectsStaleness, PublishedStart
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
@@ -25,6 +25,7 @@ from vla_rl.config.run import CollectConfig, ReplayConfig, RLConfig, SlotsConfig
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
+from vla_rl.hub import DATASET, located
 
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to
 # compute, not what.
@@ -227,6 +228,10 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         )
     for key, value in groups.items():
         setattr(config, key, value)
+    config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
+    config.collect.policy = located(config.collect.policy)
+    if isinstance(config.policy, PublishedStart):
+        config.policy.checkpoint = located(config.policy.checkpoint)
     return config
 
 

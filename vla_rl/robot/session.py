@@ -23,6 +23,7 @@ from vla_rl import build
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
+from vla_rl.hub import located
 from vla_rl.paths import is_address
 from vla_rl.robot.operator import make_operator, start_operator
 from vla_rl.specs import EmbodimentSpec
@@ -73,7 +74,7 @@ def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = pr
     that nobody wanted."""
     checkpoint = None
     if asked.policy:
-        checkpoint = settings.checkpoint or str(default_checkpoint())
+        checkpoint = located(settings.checkpoint) or str(default_checkpoint())
         if not is_address(checkpoint):
             check_checkpoint(Path(checkpoint))
         acting_config(settings)
