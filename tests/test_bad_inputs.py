@@ -421,6 +421,8 @@ COMMANDS: list[tuple[str, tuple[str, ...]]] = [
     ("eval ws://localhost:1 --suite toy", ("ws://localhost:1 cannot be reached",)),
     ("eval policy=remote --suite toy", ("policy=remote policy.url=ws://HOST:PORT",)),
     ("eval run=toy --suite toy", ("run=toy: name a checkpoint before it",)),
+    ("export {sft} {out}/x --form openpi", ("nano_vla policy, which openpi has no form for",)),
+    ("export {sft} {sft}", ("{sft} exists already",)),
     ("serve {missing}", ("there is no checkpoint at {missing}",)),
     ("serve {sft} --port 70000", ("--port 70000",)),
     ("serve {sft} --connections 0", ("--connections 0",)),

@@ -261,6 +261,16 @@ class PublishablePolicy(Protocol):
 
 
 @runtime_checkable
+class FormedPolicy(Protocol):
+    """A policy that other projects have forms for, by name (``vla-rl export --form``)."""
+
+    @property
+    def forms(self) -> Sequence[str]: ...
+
+    def save_as(self, form: str, folder: Path) -> None: ...
+
+
+@runtime_checkable
 class TrainingMode(Protocol):
     """A policy that acts differently while it is trained, as a `torch.nn.Module` does."""
 

@@ -21,10 +21,11 @@ from vla_rl.data.lerobot_reader import check_dataset
 from vla_rl.data.recorded import check_recorded
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.files import check_checkpoint
+from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
-from vla_rl.optional import PublishablePolicy
+from vla_rl.optional import FormedPolicy, PublishablePolicy
 from vla_rl.paths import is_address
+from vla_rl.storage import replacing
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
@@ -131,18 +132,29 @@ def open_policy(config: RunConfig, path: Path | str, embodiment: EmbodimentSpec)
     return build.implementation("policy", config.policy_type).from_published(published, embodiment)
 
 
-def export_policy(checkpoint: Path, folder: Path) -> None:
+def export_policy(checkpoint: Path, folder: Path, form: str = "") -> None:
     """Write a checkpoint's policy in the form that its own project publishes
-    (``save_pretrained``)."""
-    if folder.exists():
-        raise UserError(f"{folder} exists already: give the name of a folder that does not")
+    (``save_pretrained``), or in another project's."""
+    require_new(folder)
     policy = load_policy(checkpoint, build.policy_class)
+    if form:
+        forms = policy.forms if isinstance(policy, FormedPolicy) else ()
+        if form not in forms:
+            has = f"--form {' or '.join(forms)}" if forms else "leave out --form"
+            raise UserError(
+                f"{checkpoint} holds a {policy.policy_type} policy, which {form} has no form for: "
+                f"{has}"
+            )
+        with replacing(folder, keep_last_good=False) as part:
+            policy.save_as(form, part)
+        return
     if not isinstance(policy, PublishablePolicy):
         raise UserError(
             f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this "
             "project's own: use the checkpoint"
         )
-    policy.save_pretrained(folder)
+    with replacing(folder, keep_last_good=False) as part:
+        policy.save_pretrained(part)
 
 
 def select_tasks(

@@ -51,6 +51,11 @@ def add(command: Add) -> None:
     )
     export.add_argument("checkpoint", type=Path, help="the folder of the checkpoint to export")
     export.add_argument("folder", type=Path, help="the folder to create")
+    export.add_argument(
+        "--form",
+        choices=["lerobot", "openpi"],
+        help="of another project, for policies that it knows (default: the policy's own project's)",
+    )
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
@@ -80,5 +85,5 @@ def run_export(arguments: argparse.Namespace) -> None:
     check_checkpoint(arguments.checkpoint)
     from vla_rl.assembly.env_and_policy import export_policy
 
-    export_policy(arguments.checkpoint, arguments.folder)
+    export_policy(arguments.checkpoint, arguments.folder, arguments.form or "")
     print(f"wrote {arguments.folder}")
