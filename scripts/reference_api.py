@@ -38,13 +38,11 @@ API = {
     ),
     "interfaces": (
         "Python API: interfaces",
-        "what a policy, env, reward, critic, collector or algorithm must answer to",
-        {"vla_rl.interfaces": ()},
-    ),
-    "optional": (
-        "Python API: optional interfaces",
-        "what a component may offer beyond its interface, asked for with `isinstance`",
-        {"vla_rl.optional": ()},
+        "what a policy, env, reward, critic, collector or algorithm must have, and may offer",
+        {
+            f"vla_rl.interfaces.{kind}": ()
+            for kind in ("policy", "actor", "reward", "worlds", "algorithm", "offering")
+        },
     ),
 }
 

@@ -288,7 +288,7 @@ def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_i
 
 
 def test_a_collector_that_does_not_run_ahead_is_asked_round_by_round():
-    plans = Plans(object(), proposals, 3)
+    plans = Plans(type("Plain", (), {})(), proposals, 3)
     assert plans.take(0, 0) == proposals(0, 0) and plans.take(0, 2) == proposals(0, 2)
     assert plans.state_dict() is None
     plans.load_state_dict(None)

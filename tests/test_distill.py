@@ -31,7 +31,6 @@ from vla_rl.build import policy_class
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.cli import main
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import DistillablePolicy, LikelihoodPolicy
 from vla_rl.monitoring.progress import Progress
 from vla_rl.run.distill import DistillConfig, train_student
 from vla_rl.run.pipeline import run_pipeline
@@ -56,7 +55,7 @@ def test_student_is_a_policy_that_acts_and_is_saved(
     form: str, steps: int, method: str, tmp_path: Path
 ):
     student = make(**FORMS[form]).make_student(steps, method).eval()
-    assert not isinstance(student, LikelihoodPolicy) and not isinstance(student, DistillablePolicy)
+    assert not student.can & {"likelihood", "distillation", "imitation"}
     check_policy(student, observe(4))
     with pytest.raises(ConfigError, match="ConsistencyVLA lacks evaluate"):
         PPO(PPOConfig(), student)

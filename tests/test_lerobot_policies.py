@@ -45,7 +45,6 @@ from vla_rl.errors import (
     MissingPackage,
     UserError,
 )
-from vla_rl.optional import GuidedPolicy
 from vla_rl.types import CameraSpec, EpisodeSpec, Observation
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
@@ -198,11 +197,7 @@ def test_a_flow_of_lerobots_is_drawn_towards_a_wanted_chunk(folders: dict[str, P
     """Weight 1: nearly that chunk; 0: what it does by itself; of the first control step alone:
     nearly that one."""
     policy, seen = load(folders["smolvla"]), observation(3)
-    assert (
-        isinstance(policy, GuidedPolicy)
-        and policy.guidable
-        and not load(folders["diffusion"]).guidable
-    )
+    assert policy.guidable and not load(folders["diffusion"]).guidable
     with torch.inference_mode():  # as a session acts
         plain = policy.act(seen, deterministic=True).chunk
         wanted = policy.act(seen, deterministic=True, seeds=[5, 6, 7]).chunk.actions

@@ -22,7 +22,6 @@ from policies.trunk.noise import chunk_uniforms, counter_uniforms, sample_invers
 from policies.trunk.vision import FeatureNorm, FiLM, VisionTower, conditioned, merge_tokens
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
-from vla_rl.interfaces import ImitationPolicy, LikelihoodPolicy
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 SPEC = EmbodimentSpec(
@@ -111,7 +110,7 @@ def observe(b: int, spec: EmbodimentSpec = SPEC, seed: int = 0) -> Observation:
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_contract_and_likelihood(changes: dict):
     policy = make(**changes)
-    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ImitationPolicy)
+    assert policy.can >= {"likelihood", "imitation"}
     observation = observe(5)
     check_policy(policy, observation, tolerance=1e-5)
     output = policy.act(observation, seeds=range(5))

@@ -649,7 +649,7 @@ def test_l1_head_acts_and_learns(tmp_path):
         "l1",
         "mae",
     }
-    assert not hasattr(policy, "evaluate")
+    assert "likelihood" not in policy.can
 
 
 # ---------------------------------------------------------------------------------------- bad input

@@ -600,7 +600,7 @@ def test_missing_capabilities_name_both_sides():
 
         def act(self, observation, *, deterministic=False, seeds=None): ...
 
-    with pytest.raises(ConfigError, match="Plain lacks evaluate, parameters, log_prob_axes"):
+    with pytest.raises(ConfigError, match="Plain lacks evaluate, log_prob_axes"):
         PPO(PPOConfig(), Plain())
     with pytest.raises(ConfigError, match="reference policy"):
         PPO(PPOConfig(kl_coef=0.1), BanditPolicy(), critic())

@@ -607,15 +607,14 @@ CALL = "import sys; from vla_rl.cli import main; sys.exit(main())"
 def serving(*arguments):
     """`vla-rl serve` in a process of its own, until Ctrl-C, with what it said."""
     command = [sys.executable, "-c", CALL, "serve", *map(str, arguments), "--port=0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        line = server.stdout.readline()
-        assert line.startswith("serving"), line
-        yield re.search(r"ws://localhost:\d+", line)[0], server
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0, "Ctrl-C is how it ends"
-        server.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = server.stdout.readline()
+            assert line.startswith("serving"), line
+            yield re.search(r"ws://localhost:\d+", line)[0], server
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0, "Ctrl-C is how it ends"
 
 
 def test_eval_judges_a_served_policy_as_the_checkpoint_itself(start, tmp_path, capfd):  # noqa: F811

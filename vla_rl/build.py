@@ -44,8 +44,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class PolicyEntry(Entry):
-    """A policy, and what it can do of what algorithms need (`AlgorithmEntry.needs`), known
-    without importing it."""
+    """A policy, and what it ``can`` do of what algorithms and actors need, known without importing
+    it; `tests/test_build.py` holds it to the class's own `vla_rl.interfaces.Policy.can`."""
 
     can: tuple[str, ...] = ()
 
@@ -61,10 +61,8 @@ class ActorEntry(PolicyEntry):
 
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation",
-    "actor", "features", "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`,
-    `ActorPolicy`, `FeaturePolicy`, `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`,
-    "weighted" for `WeightedActor` of `vla_rl.optional`, "kept" for imitation from kept features."""
+    """An algorithm, and the capability of a policy that it works on: a word of
+    `vla_rl.interfaces.Policy.can`, or `ActorPolicy.can`."""
 
     needs: str = ""
 

@@ -15,6 +15,7 @@ MOVED = {
     "vla_rl.evaluation.checkpoints": "vla_rl.run.evaluate_checkpoints",
     "vla_rl.evaluation.start_checks": "vla_rl.advice.start_checks",
     "vla_rl.learning.remedies": "vla_rl.advice.remedies",
+    "vla_rl.optional": "vla_rl.interfaces",
     "vla_rl.overrides": "vla_rl.config.overrides",
     "vla_rl.own_configs": "vla_rl.config.own_files",
     "vla_rl.reporting.charts": "vla_rl.display.charts",

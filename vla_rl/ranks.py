@@ -8,7 +8,7 @@ process is the case of one rank: everything here is the identity.
 
 `shard` spreads the weights (FSDP: Zhao et al. 2023, arXiv 2304.11277, in torch's per-parameter
 form), or leaves every rank all of them (data parallel). What it must know of a policy's structure
-stands in `interfaces.ShardablePolicy`.
+stands in `interfaces.Policy.blocks`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import ShardablePolicy
+from vla_rl.interfaces import Policy
 
 MODES = ("sharded", "replicated")
 # Methods that run the network; FSDP2 gathers weights for `forward` and for what it is told of.
@@ -188,7 +188,7 @@ def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any
     with torch.no_grad():
         for x in (*policy.parameters(), *policy.buffers()):
             x.copy_(ranks.main(x))
-    shardable = isinstance(policy, ShardablePolicy)
+    shardable = "ranks" in Policy.of(policy).can
     if shardable:
         policy.learn_together(ranks.index, ranks.size, ranks.total)
     if mode == "replicated":

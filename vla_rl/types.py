@@ -149,7 +149,7 @@ class PolicyOutput:
     """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision
     later.
 
-    ``memory`` is, per row, what a `RememberingPolicy` wants to be handed at the episode's next
+    ``memory`` is, per row, what a policy that remembers wants to be handed at the episode's next
     decision.
     """
 

@@ -120,15 +120,14 @@ def write_openpi(stored: Stored, model: nn.Module, asset: str, folder: Path) -> 
     ``create_trained_policy`` reads, beside its own config of the robot. Raises `UserError` where
     the policy is normalised by what openpi does not know."""
     settings, dtypes = stored.settings, {p.dtype for p in model.parameters()}
-    said = {
+    said: dict[str, Any] = {
         "action_dim": settings["max_action_dim"],
         "action_horizon": settings["chunk_size"],
         **{k: settings[k] for k in ("paligemma_variant", "action_expert_variant") if k in settings},
         "precision": "bfloat16" if torch.bfloat16 in dtypes else "float32",
     }
-    norms = {
-        ours: _norms(stored, theirs) for ours, theirs in (("state", STATE), ("actions", ACTION))
-    }
+    names = {"state": STATE, "actions": ACTION}
+    norms = {ours: _norms(stored, theirs) for ours, theirs in names.items()}
     place = folder / "assets" / re.sub(r"[^\w.-]", "_", asset) / "norm_stats.json"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"norm_stats": norms}, indent=2), encoding="utf-8")

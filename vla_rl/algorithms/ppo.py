@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +44,7 @@ from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weight
 from vla_rl.build import attribute
 from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Critic, LikelihoodPolicy, Policy
-from vla_rl.optional import PreparedPolicy, ValueHeadPolicy
+from vla_rl.interfaces import AlgorithmContext, Critic, Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, RolloutBatch
 
@@ -65,7 +64,7 @@ class _Prepared:
 
 
 class PPO:
-    """Improves ``policy`` (a `LikelihoodPolicy`) from rollouts. See `PPOConfig`.
+    """Improves ``policy`` (a `Policy`) from rollouts. See `PPOConfig`.
 
     ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value
     head (`PolicyEvaluation.value`). A policy with a head may name the head's own parameters by a
@@ -84,7 +83,7 @@ class PPO:
         config: PPOConfig,
         policy: Policy,
         critic: Critic | None = None,
-        reference_policy: LikelihoodPolicy | None = None,
+        reference_policy: Policy | None = None,
         ranks: Ranks | None = None,
         demonstrations: Callable[[Policy], Any] = lambda _: None,
     ):
@@ -101,14 +100,9 @@ class PPO:
         self.estimator: Estimator = attribute(entry.target)(config)
         self._needs_value = entry.needs_value
         self._surrogate = Surrogate(config, policy.log_prob_axes)
-        if isinstance(policy, PreparedPolicy):  # which may freeze parts
-            policy.prepare_for_rl()
+        policy.prepare_for_rl()  # which may freeze parts
         trained = [p for p in policy.parameters() if p.requires_grad]
-        head = (
-            {id(p) for p in policy.value_parameters()}
-            if isinstance(policy, ValueHeadPolicy)
-            else set()
-        )
+        head = {id(p) for p in policy.value_parameters()}
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
                 f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a "
@@ -414,17 +408,16 @@ class PPO:
             self.memory.load_state_dict(state["memory"])
 
 
-def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
+def _checked(policy: Policy, config: PPOConfig) -> Policy:
     """Raise `ConfigError` where the policy lacks what the ratio needs."""
-    missing = [
-        name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)
-    ]
+    likely = Policy.of(policy)
+    missing = [] if "likelihood" in likely.can else ["evaluate"]
+    missing += [] if likely.log_prob_axes else ["log_prob_axes"]
     if missing:
         raise ConfigError(
-            "PPO needs a policy with a tractable log-prob (LikelihoodPolicy); "
+            "PPO needs a policy with a tractable log-prob; "
             f"{type(policy).__name__} lacks {', '.join(missing)}"
         )
-    likely = cast(LikelihoodPolicy, policy)
     needed = losses.KEPT_AXIS.get(config.ratio_level)
     if needed is not None and needed not in likely.log_prob_axes:
         raise ConfigError(

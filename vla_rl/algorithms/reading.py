@@ -12,7 +12,7 @@ from torch import Tensor
 from vla_rl.algorithms.critic import CriticTrainer
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import LikelihoodPolicy, ValuePolicy
+from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, PolicyEvaluation, RolloutBatch
 
@@ -23,7 +23,7 @@ class Reader:
     def __init__(
         self,
         config: PPOConfig,
-        policy: LikelihoodPolicy,
+        policy: Policy,
         critic: CriticTrainer | None,
         needs_value: bool,
         ranks: Ranks,
@@ -42,7 +42,7 @@ class Reader:
 
     def ask(
         self,
-        policy: LikelihoodPolicy,
+        policy: Policy,
         observations: Observation,
         replay: Mapping[str, Tensor],
         at: Tensor | slice,
@@ -59,9 +59,7 @@ class Reader:
         return self.config.micro_batch_size or unit
 
     @torch.no_grad()
-    def evaluate(
-        self, policy: LikelihoodPolicy, batch: RolloutBatch
-    ) -> tuple[Tensor, Tensor | None]:
+    def evaluate(self, policy: Policy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
         """Log-probs [n *k] and head values [n] (or None) of all decisions under the present
         weights."""
         recompute = policy is not self.policy or self.config.recompute_old_log_prob
@@ -118,7 +116,7 @@ class Reader:
 
     def _head_value(self, seen: Observation) -> Tensor:
         with self._autocast():
-            value = self.policy.value(seen) if isinstance(self.policy, ValuePolicy) else None
+            value = self.policy.value(seen)
         if value is None:
             raise ConfigError(
                 f"{type(self.policy).__name__}.evaluate returns a value, and it has no "

@@ -20,13 +20,12 @@ from vla_rl.asked import (
     ActorOptions,
     AlgorithmClass,
     AlgorithmOptions,
-    ChecksPolicy,
     EnvOptions,
     PolicyOptions,
-    PublishedStart,
     RewardClass,
     RewardOptions,
     asked,
+    methods,
 )
 from vla_rl.assembly.folder import pending
 from vla_rl.checks.cluster import check_cluster, check_room
@@ -76,9 +75,9 @@ def check(config: RunConfig, *, fresh: bool = False) -> None:
     if (
         "rl" in config.phases
         and not config.checkpoint
-        and isinstance(config.algorithm, ChecksPolicy)
+        and (check := methods(config.algorithm).check_policy) is not None
     ):
-        config.algorithm.check_policy(config.policy)  # the algorithm asks the policy itself again
+        check(config.policy)  # the algorithm asks the policy itself again
     if open_phases:
         _check_places(config)
         _check_space(config, open_phases)
@@ -437,7 +436,7 @@ def check_start(config: RunConfig, path: Path | str) -> None:
         return
     path = Path(path)
     if (
-        isinstance(config.policy, PublishedStart)
+        asked(config.policy, PolicyOptions).checkpoint is not None
         and path.is_dir()
         and not (path / files.EMBODIMENT).exists()
     ):
@@ -478,7 +477,7 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
         asked(config.env, EnvOptions),
         asked(config.policy, PolicyOptions),
     )
-    tasks, frame = len(config.tasks or env.tasks) or 1, len(env.cameras) * env.pixels**2
+    tasks, frame = len(config.tasks or env.tasks or ()) or 1, len(env.cameras) * env.pixels**2
     if "collect" in open_phases and not (config.checkpoint or config.dataset):
         need += (
             tasks

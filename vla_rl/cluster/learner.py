@@ -29,7 +29,6 @@ from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.spool import learned_weights, take_weights
 from vla_rl.monitoring.progress import Progress
-from vla_rl.optional import PreparedPolicy
 from vla_rl.types import Trajectory
 
 _BEAT_S = 2.0
@@ -42,8 +41,7 @@ class GroupLearner:
     def __init__(self, seats: Seats, run: Run, policy: Any) -> None:
         self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
         self.config = run.config.algorithm
-        if isinstance(policy, PreparedPolicy):  # as the ranks' own is, by the algorithm
-            policy.prepare_for_rl()
+        policy.prepare_for_rl()  # as the ranks' own is, by the algorithm
         self._state: dict[str, Any] | None = None  # of the algorithm, at the last checkpoint
         self._actors: list[Any] = []
         self._hello: list[dict[str, Any]] = []

@@ -29,7 +29,6 @@ from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Collector
 from vla_rl.learning.spool import take_weights
-from vla_rl.optional import PreparedPolicy
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -87,7 +86,7 @@ class RolloutActor:
         run = self._job.place.enter()
         config = run.config
         policy = self._remote.open() if self._remote is not None else trained_policy(run)
-        if self._job.prepared and isinstance(policy, PreparedPolicy):
+        if self._job.prepared:
             policy.prepare_for_rl()
         engine = RolloutEngine(run.env, policy, config.rollout)
         engine.before_decision = self._before_decision

@@ -26,10 +26,9 @@ from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.workplace import require_same_code
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.interfaces import RewardModel
 from vla_rl.learning.figures import mean_figures
-from vla_rl.optional import StatefulReward
 from vla_rl.rewards.build import reads_policy
-from vla_rl.rewards.handle import is_learned, metrics_of, wants_demonstrations
 from vla_rl.types import Trajectory
 
 
@@ -58,7 +57,7 @@ class RewardActor:
             self._reward = start_reward(self._job.place.enter(self._job.embodiment), None)
         started = time.perf_counter()
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
-        figures = {k: float(v) for k, v in metrics_of(self._reward).items()}
+        figures = {k: float(v) for k, v in self._reward.metrics().items()}
         return packed(
             {"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started}
         )
@@ -72,17 +71,16 @@ class _Call:
     reference: Any
 
 
-class RemoteReward:
+class RemoteReward(RewardModel):
     """A reward model that asks ``config.reward_workers`` actors, in turns; ``reward`` is the
     driver's own, which stays unused. Raises `ConfigError` for one that changes in the run, or needs
     what only the driver has."""
 
     def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
         config = run.config
-        changes = (
-            is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
-        )
-        if changes or wants_demonstrations(reward) or reads_policy(config.reward):
+        reward = RewardModel.of(reward)
+        changes = reward.learned or "state" in reward.can or config.rl.fallback != "none"
+        if changes or reward.wants_demonstrations or reads_policy(config.reward):
             raise ConfigError(
                 f"cluster.reward_workers={config.cluster.reward_workers}: "
                 f"reward.type={config.reward_type} (or rl.fallback) changes in the run, or wants "

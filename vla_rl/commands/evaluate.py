@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import OfABenchmark, TaskChoice
+from vla_rl.asked import EnvOptions, asked, methods
 from vla_rl.commands.shared import Add, Names, add_overrides, place, write_result
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.paths import is_address
@@ -101,8 +101,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
     elif config.tasks:  # what the run itself evaluates
         config.tasks = [*config.tasks, *held_out]
     env: Any = config.env
-    if arguments.tasks and isinstance(env, TaskChoice):
-        config.env = dataclasses.replace(env, tasks=list(arguments.tasks))  # type: ignore[type-var]
+    if arguments.tasks and asked(env, EnvOptions).tasks is not None:
+        config.env = dataclasses.replace(env, tasks=list(arguments.tasks))
     # a part of the env: a bare number may mean another's task
     if arguments.suite and arguments.suite != config.env_type:
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
@@ -178,9 +178,8 @@ def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
         name, config.env, view=not _recorded(arguments.checkpoint).is_file()
     )
     config = configs.override(config, [*chosen, *arguments.overrides])
-    if isinstance(config.env, OfABenchmark) and (
-        why := config.env.benchmark(split, config.slots.python)["departures"]
-    ):
+    benchmark = methods(config.env).benchmark
+    if benchmark is not None and (why := benchmark(split, config.slots.python)["departures"]):
         raise ConfigError(
             f"--protocol {name} is of the published benchmark, and this is another "
             f"one: {'; '.join(why)}"

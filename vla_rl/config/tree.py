@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import CorrectsStaleness, PublishedStart
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
@@ -218,19 +218,16 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         groups[group] = checked(build.config_class(group, kind), values, group)
     config = checked(RunConfig, tree, "")
     cluster, algorithm = groups["cluster"], groups["algorithm"]
-    if (
-        cluster.ahead
-        and isinstance(algorithm, CorrectsStaleness)
-        and algorithm.recompute_old_log_prob
-    ):
+    options = asked(algorithm, AlgorithmOptions)
+    if cluster.ahead and options.behavior_weight is not None and options.recompute_old_log_prob:
         algorithm.behavior_weight = (
-            cluster.correction if algorithm.behavior_weight == "none" else algorithm.behavior_weight
+            cluster.correction if options.behavior_weight == "none" else options.behavior_weight
         )
     for key, value in groups.items():
         setattr(config, key, value)
     config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
     config.collect.policy = located(config.collect.policy)
-    if isinstance(config.policy, PublishedStart):
+    if asked(config.policy, PolicyOptions).checkpoint:
         config.policy.checkpoint = located(config.policy.checkpoint)
     return config
 

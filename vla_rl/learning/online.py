@@ -39,7 +39,6 @@ from vla_rl.learning.plan import propose_episodes, record_outcomes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
-from vla_rl.optional import StatefulReward
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
@@ -238,7 +237,7 @@ class OnlineRL:
     def _parts(self) -> dict[str, Any]:
         """What changes of the loop besides the policy and the counters; None for what this run
         has not."""
-        reward = self.reward if isinstance(self.reward, StatefulReward) else None
+        reward = self.reward if "state" in self.reward.can else None
         return {
             "algorithm": self.learner,
             "curriculum": self.curriculum,

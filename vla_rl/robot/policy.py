@@ -35,7 +35,6 @@ def make_decide(
     yield. Raises `ConfigError` for one that cannot act as `real.acting` is to (``acting``)."""
     import torch
 
-    from vla_rl.interfaces import RememberingPolicy
     from vla_rl.types import Observation
 
     _require_acting(policy, acting)
@@ -63,7 +62,7 @@ def make_decide(
                 policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)
             )
         options: dict[str, Any] = {"deterministic": deterministic}
-        if isinstance(policy, RememberingPolicy):
+        if "memory" in policy.can:
             if first or not memory:
                 memory[:] = [policy.initial_memory()]
             options["memory"] = memory
@@ -77,16 +76,13 @@ def make_decide(
 
 
 def _require_acting(policy: Any, acting: str) -> None:
-    from vla_rl.interfaces import RememberingPolicy
-    from vla_rl.optional import GuidedPolicy
-
-    if acting == "rtc" and not (isinstance(policy, GuidedPolicy) and policy.guidable):
+    if acting == "rtc" and not policy.guidable:
         raise ConfigError(
             f"robot.acting=rtc guides a flow policy while it denoises, and {type(policy).__name__} "
             "cannot be guided: use robot.acting=ensemble or asynchronous, or a policy that can "
             "(policy=nano_flow, or another sampler of a flow)"
         )
-    if isinstance(policy, RememberingPolicy) and acting in ("rtc", "ensemble"):
+    if "memory" in policy.can and acting in ("rtc", "ensemble"):
         raise ConfigError(
             f"robot.acting={acting} decides anew while a chunk runs, and {type(policy).__name__} "
             "follows a chunk from one decision to the next: use robot.acting=synchronous"

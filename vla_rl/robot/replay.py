@@ -24,6 +24,7 @@ from vla_rl import build
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import UserError
+from vla_rl.interfaces import Policy
 from vla_rl.robot.session import Asked, private, run
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
@@ -31,7 +32,7 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput
 _AFTER_S = 1.0  # that it holds still, so that a simulator can see the success
 
 
-class Recorded(nn.Module):
+class Recorded(nn.Module, Policy):
     """``sent`` [T a] in chunks of ``lengths``, once; then it holds still: a replay that was
     interrupted is not taken up again. Its memory [1] is the next chunk's number."""
 

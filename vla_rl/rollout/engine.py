@@ -24,8 +24,7 @@ from torch import Tensor
 
 from vla_rl.config.episodes import EPISODE_SECONDS, RolloutConfig
 from vla_rl.errors import ConfigError, PolicyLost, UserError
-from vla_rl.interfaces import Env, Policy, RememberingPolicy
-from vla_rl.optional import MeasuredEnv, WorkerEnv
+from vla_rl.interfaces import Collector, Env, Policy
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
@@ -82,12 +81,13 @@ class Mark:
     busy: float
 
 
-class RolloutEngine:
+class RolloutEngine(Collector):
     """Runs episodes of ``env`` under ``policy``; both must describe the same embodiment."""
 
     def __init__(self, env: Env, policy: Policy, config: RolloutConfig | None = None) -> None:
         env.embodiment.require(policy.embodiment, "the env", "the policy")
-        self.env, self.policy, self.config = env, policy, config or RolloutConfig()
+        self.env, self.policy = Env.of(env), Policy.of(policy)
+        self.config = config or RolloutConfig()
         if self.config.replan_steps > policy.chunk_length:
             raise ConfigError(
                 f"rollout.replan_steps={self.config.replan_steps} is more than the policy's "
@@ -145,7 +145,7 @@ class RolloutEngine:
                 done = self._tally.episodes - begun.tally.episodes
                 progress(done, len(episodes), self._tally.successes - begun.tally.successes)
 
-        with _spare_threads(self.env.num_workers if isinstance(self.env, WorkerEnv) else 0):
+        with _spare_threads(self.env.num_workers):
             self._run(episodes, deterministic, ended, more or (lambda: ()))
         return RolloutResult(
             [results[i] for i in sorted(results)], self.figures(begun, self.mark())
@@ -153,8 +153,8 @@ class RolloutEngine:
 
     def mark(self) -> Mark:
         """Now; may be asked from another thread while episodes run."""
-        busy = self.env.busy_seconds if isinstance(self.env, MeasuredEnv) else 0.0
-        return Mark(dataclasses.replace(self._tally), time.perf_counter(), busy)
+        busy = self.env.busy_seconds
+        return Mark(dataclasses.replace(self._tally), time.perf_counter(), busy or 0.0)
 
     def figures(self, since: Mark, until: Mark) -> dict[str, float]:
         """The ``stats`` of `collect` for what lies between two marks."""
@@ -247,7 +247,7 @@ class RolloutEngine:
         return trajectory
 
     # ------------------------------------------------------------------------------------ one round
-    def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
+    def _poll(self, timeout: float | None, tally: _Tally) -> Sequence[SlotEvent]:
         if not self._busy:
             return []
         started = time.perf_counter()
@@ -272,7 +272,7 @@ class RolloutEngine:
         seeds = [stable_seed("decision", row.spec.seed, len(row.decisions)) for row in rows]
         with torch.inference_mode():
             options: dict[str, Any] = {"deterministic": deterministic, "seeds": seeds}
-            if isinstance(self.policy, RememberingPolicy):
+            if "memory" in self.policy.can:
                 options["memory"] = [
                     r.memory if r.decisions else self.policy.initial_memory() for r in rows
                 ]
@@ -342,7 +342,7 @@ class RolloutEngine:
     def _stats(self, tally: _Tally, seconds: float, worked: float) -> dict[str, float]:
         seconds = max(seconds, 1e-9)
         busy, servers = tally.slot_seconds, self.env.num_slots
-        if isinstance(self.env, MeasuredEnv):
+        if self.env.busy_seconds is not None:
             busy, servers = worked, self.env.num_workers
         return {
             "episodes": tally.episodes,

@@ -10,7 +10,6 @@ from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.evaluation.conditions import conditions_of, lines
 from vla_rl.evaluation.outcome import EvaluationResult
-from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.run.offline_phase import make_student
 
 
@@ -72,7 +71,7 @@ def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResu
 
 def _samples_too(config: RunConfig, policy: Any) -> bool:
     if config.evaluate.sampled_too is None:
-        return isinstance(policy, LikelihoodPolicy) and "denoising_step" in policy.log_prob_axes
+        return "likelihood" in policy.can and "denoising_step" in policy.log_prob_axes
     return config.evaluate.sampled_too
 
 

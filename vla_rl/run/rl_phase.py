@@ -24,7 +24,6 @@ from vla_rl.learning.learners import Learner
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.learning.restarts import Restarts
-from vla_rl.optional import ClosingCollector
 from vla_rl.run.reward_phases import rl_guard, rl_reward
 
 
@@ -32,9 +31,8 @@ from vla_rl.run.reward_phases import rl_guard, rl_reward
 def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
     """Who learns and who collects, in this process or in others, which end with the block."""
     with contextlib.ExitStack() as stack:
-        collector = run.collector(policy)
-        if isinstance(collector, ClosingCollector):
-            stack.callback(collector.close)
+        collector = Collector.of(run.collector(policy))
+        stack.callback(collector.close)
         with _learner(run, policy, collector) as both:
             yield both
 

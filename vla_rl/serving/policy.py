@@ -16,6 +16,7 @@ import torch
 
 from vla_rl.config.serving import RemoteConfig
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.interfaces import Policy
 from vla_rl.serving import rows
 from vla_rl.serving.connection import Connections
 from vla_rl.serving.packing import WireError
@@ -26,7 +27,7 @@ _FIRST_SECONDS = 300.0  # a server may compile its policy when it is first asked
 _MOST_STEPS = 4096  # of a chunk
 
 
-class WirePolicy:
+class WirePolicy(Policy):
     """`vla_rl.interfaces.Policy`; ``version`` names the server's. It learns nothing: its decisions
     have no `replay`.
 
@@ -50,8 +51,12 @@ class WirePolicy:
                 f"policy.images names the camera {unknown[0]!r}, and the env shows {', '.join(embodiment.camera_names)}"
             )
         self.chunk_length = self._about["chunk_length"] if self._about else self._probed()
-        self.executed_steps = self._about["executed_steps"] if self._about else self.chunk_length
+        self._executed = self._about["executed_steps"] if self._about else self.chunk_length
         self.version = f"{config.url}#{self._about.get('policy', 'openpi')}"
+
+    @property
+    def executed_steps(self) -> int:
+        return self._executed
 
     def to(self, device: Any) -> WirePolicy:
         """Itself: where it computes is the server's business."""

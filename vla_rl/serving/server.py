@@ -20,8 +20,7 @@ import torch
 import vla_rl
 from vla_rl.config.serving import ServeOptions, require_wire
 from vla_rl.errors import ConfigError, UserError, first_line
-from vla_rl.interfaces import LikelihoodPolicy, RememberingPolicy
-from vla_rl.optional import PartlyExecuted
+from vla_rl.interfaces import Policy
 from vla_rl.serving import rows
 from vla_rl.serving.batches import Answer, Batches
 from vla_rl.serving.packing import WireError, pack, pack_for_vla_eval, unpack
@@ -44,7 +43,8 @@ class PolicyServer:
         self, policy: Any, version: str, device: torch.device, options: ServeOptions
     ) -> None:
         require_wire("vla-rl serve")
-        if isinstance(policy, RememberingPolicy):
+        policy = Policy.of(policy)
+        if "memory" in policy.can:
             raise ConfigError(
                 f"{type(policy).__name__} remembers earlier decisions of an episode, and a message of openpi's protocol "
                 f"does not say which episode it is of: serve the policy beneath it"
@@ -53,10 +53,8 @@ class PolicyServer:
         self._batches, self._open = Batches(policy, device), 0
         pictures = sum(3 * c.height * c.width for c in self._embodiment.cameras)
         self._most = options.rows * (pictures + _TEXTS)
-        self._executed = (
-            policy.executed_steps if isinstance(policy, PartlyExecuted) else policy.chunk_length
-        )
-        axes = list(policy.log_prob_axes) if isinstance(policy, LikelihoodPolicy) else []
+        self._executed = policy.executed_steps
+        axes = list(policy.log_prob_axes) if "likelihood" in policy.can else []
         self.metadata: dict[str, Any] = {
             "action_horizon": policy.chunk_length,
             rows.ABOUT: {
