@@ -174,6 +174,16 @@ KINDS: dict[str, Kind] = {
         _turns(20, "ways"),
         overrides="default: run=toy, which sleeps",
     ),
+    "exchange": Kind(
+        "bytes and CPU s of episodes on their way to the ranks that learn from them, on Ray",
+        "benchmarks.learning.exchange",
+        {
+            "--episodes": _count(32, "of the batch", "N"),
+            "--decisions": _count(30, "of each", "N"),
+            "--size": _count(224, "pixels of each of two cameras"),
+            "--ranks": _counts((1, 2, 4), "numbers of ranks, one after the other", "N"),
+        },
+    ),
     "faults": Kind(
         "a run on two Ray nodes whose processes are killed, against one in peace",
         "benchmarks.learning.faults",

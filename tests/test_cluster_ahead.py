@@ -24,10 +24,10 @@ from test_replay_store import episode
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.cluster.collector import AheadRayCollector, job_of, parallel_stats, staleness
 from vla_rl.cluster.group import RolloutGroup, _Worker
-from vla_rl.cluster.packing import packed_weights, unpacked
+from vla_rl.cluster.packing import packed_weights
+from vla_rl.cluster.payload import fetched
 from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, override
-from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
 from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.spool import learned_weights
@@ -263,12 +263,7 @@ def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_i
     actor.add(proposals(0, 0)[:2], False)
     found: list = []
     while len(found) < 2:
-        _, data = actor.take(1.0)
-        found += (
-            []
-            if data is None
-            else [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
-        )
+        found += [fetched(data) for data in actor.take(1.0)[1]]
     actor.close()
     for trajectory in found:
         assert (

@@ -13,6 +13,7 @@ MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
 CORRECTIONS = ("truncate", "mask", "none")
 SENT = ("float32", "bfloat16")
+EVALUATORS = ("rollouts", "driver")
 PLACEMENTS = ("free", "colocated", "disaggregated", "hybrid", "auto")
 # the other options say how and where to compute
 WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")
@@ -76,6 +77,9 @@ class RayConfig:
     ``sent`` bfloat16: actors act with weights rounded to that, half the bytes of float32 ones; the
     learner keeps its own.
 
+    Held-out episodes run in the rollout actors, too (``evaluate``), but where these run ahead of
+    the learner; the driver evaluates then.
+
     An actor gets ``start_timeout`` seconds to be ready, and one that decides nothing for
     ``hang_timeout`` seconds is taken for dead. Dead ones are replaced and their episodes run again;
     after ``max_failures`` in a row, without an episode in between, the run ends.
@@ -91,6 +95,8 @@ class RayConfig:
     save_ready: bool = True
     # float32 | bfloat16: what weights are sent as
     sent: str = "float32"
+    # rollouts | driver: where held-out episodes run
+    evaluate: str = "rollouts"
     address: str = "local"
     # free | colocated | disaggregated | hybrid | auto: which actors share a device
     placement: str = "free"
@@ -147,6 +153,10 @@ class RayConfig:
             )
         if self.sent not in SENT:
             raise ConfigError(f"cluster.sent is {self.sent!r}, choose one of {', '.join(SENT)}")
+        if self.evaluate not in EVALUATORS:
+            raise ConfigError(
+                f"cluster.evaluate is {self.evaluate!r}, choose one of {', '.join(EVALUATORS)}"
+            )
         if self.mode != "async" and self.max_staleness not in (None, MODES[self.mode]):
             raise ConfigError(
                 f"cluster.max_staleness={self.max_staleness}: cluster.mode={self.mode} is "

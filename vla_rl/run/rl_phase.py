@@ -75,12 +75,19 @@ def phase_rl(run: Run) -> dict[str, Any]:
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
-    def held_out_check(iteration: int) -> dict[str, float]:
-        result = evaluate_held_out(run, policy, f"iteration {iteration}", video_episodes=0)
-        keep_best(run, policy, iteration, result)
-        return result.metrics()
-
     with _learning(run, policy) as (learner, collector):
+        # (episodes that run ahead leave no room for others)
+        remote = (
+            c.cluster_type == "ray" and c.cluster.evaluate == "rollouts" and not c.cluster.ahead
+        )
+
+        def held_out_check(iteration: int) -> dict[str, float]:
+            collector.publish(iteration)
+            label, place = f"iteration {iteration}", collector if remote else None
+            result = evaluate_held_out(run, policy, label, place, video_episodes=0)
+            keep_best(run, policy, iteration, result)
+            return result.metrics()
+
         reward = rl_reward(run, policy)
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(
