@@ -697,3 +697,13 @@ def test_a_served_policy_demonstrates(tmp_path):
         folder = run_pipeline(config)
     found = json.loads((folder / "phases.json").read_text())["collect"]
     assert found["episodes"] == 2
+
+
+def test_the_processes_of_a_session_ask_a_served_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    with served(Mover(PointWorld().embodiment)) as url:
+        chosen = ["robot=fake", f"checkpoint={url}", "name=s", "device=cpu", "threads=1"]
+        run(robot_settings(chosen), Asked(1, console=False), told.append)
+    assert f"loading {url}" in told
+    assert any("1 of 1 episodes succeeded" in text for text in told)
