@@ -112,6 +112,23 @@ KINDS: dict[str, Kind] = {
         },
         overrides="of dualarm and robotwin: env.root=FOLDER ...",
     ),
+    "experts": Kind(
+        "how often an env's scripted experts succeed, by task and noise",
+        "benchmarks.simulator.experts",
+        {
+            "--episodes": _count(20, "of each task and noise", "N"),
+            "--noise": {
+                "type": float,
+                "nargs": "+",
+                "default": [0.0],
+                "help": "std of what is put on executed actions, as a share of their half-range",
+            },
+            "--speed": _number(1.0, "share of the expert's own speed"),
+            "--split": {"choices": ("train", "held_out"), "default": "train", "help": "of states"},
+            "--perturb": {"metavar": "NAME:LEVEL", "help": "such as layout:3"},
+        },
+        overrides="default: run=quickstart",
+    ),
     "learn": Kind(
         "how soon runs reached a success rate, and where their seconds went",
         "benchmarks.learning.learn",

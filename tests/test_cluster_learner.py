@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.cluster.learner import GroupLearner, _RankLost
 from vla_rl.cluster.session import alive_nodes
 from vla_rl.config import compose

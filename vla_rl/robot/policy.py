@@ -25,7 +25,7 @@ from vla_rl.specs import EmbodimentSpec, SlotObservation
 
 _ANSWER_SECONDS = 5.0  # that a served policy may take to decide for an arm
 
-Decide = Callable[..., "np.ndarray | None"]
+Decide = Callable[..., Any]  # as of `real.acting`
 
 
 def make_decide(
@@ -49,8 +49,9 @@ def make_decide(
         instruction: str,
         first: bool,
         guide: Any = None,
-    ) -> np.ndarray:
-        """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
+    ) -> Any:
+        """Actions float32 [h a], with the shares [h 1] of a control step that they last where the
+        policy says so; ``guide`` as `real.overlap.Guide`."""
         seen = Observation.from_slots([SlotObservation(images, proprio, instruction)])
         seen = seen if device is None else seen.to(device)
         if guide is not None:
@@ -70,7 +71,8 @@ def make_decide(
             output = policy.act(seen, **options)
         if output.memory is not None:
             memory[:] = output.memory
-        return rows(output.chunk)
+        found, lasts = rows(output.chunk), policy.lasts(output)
+        return found if lasts is None else (found, lasts.double().cpu().numpy()[: len(found), None])
 
     return decide
 

@@ -17,6 +17,7 @@ from vla_rl.assembly.context import (
 )
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.assembly.learner_main import job_of, learner_process
+from vla_rl.config import learned_algorithm
 from vla_rl.config.run import DEMONSTRATIONS
 from vla_rl.interfaces import Collector
 from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
@@ -40,6 +41,12 @@ def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
 @contextlib.contextmanager
 def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Learner, Collector]]:
     c = run.config
+    if (learned := learned_algorithm(c)) is not c.algorithm:
+        run.progress.say(
+            f"rollouts run up to {c.cluster.ahead} versions ahead of the learner: what older policies "
+            f"chose is learned from as with algorithm.behavior_weight={learned.behavior_weight} "
+            "(cluster.correction)"
+        )
     if c.cluster_type == "ray" and c.cluster.learners:
         from vla_rl.cluster.learner import GroupLearner
 
