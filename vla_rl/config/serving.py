@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from vla_rl.bounds import Bounded, bound
 from vla_rl.errors import ConfigError, require_packages
 from vla_rl.paths import is_address
 
 
 @dataclass
-class RemoteConfig:
+class RemoteConfig(Bounded, place="policy"):
     """A server of openpi's protocol. ``images``, ``state``, ``prompt`` and ``resize`` matter to
     other projects' servers: what their robot's observations are called, and the size that their
     clients send; those of this project know."""
@@ -18,9 +18,9 @@ class RemoteConfig:
     # where it listens, such as ws://localhost:8000
     url: str = ""
     # seconds that an answer may take; later, the connection counts as lost
-    timeout: float = 60.0
+    timeout: float = bound(60.0, gt=0)
     # seconds to try for a lost connection anew; 0: once
-    reconnect: float = 30.0
+    reconnect: float = bound(30.0, ge=0)
     # {camera: its name on the wire}; those not named as openpi's LIBERO clients name them
     images: dict[str, str] = field(default_factory=dict)
     # name of the proprioception on the wire
@@ -28,19 +28,14 @@ class RemoteConfig:
     # name of the instruction on the wire
     prompt: str = "prompt"
     # pixels per side that pictures are resized to, padded with black; 0: as they are
-    resize: int = 0
+    resize: int = bound(0, ge=0, le=4096)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.url and not is_address(self.url):
             raise ConfigError(
                 f"policy.url={self.url!r} is no address of a server: give one such as ws://localhost:8000"
             )
-        if not 0 < self.timeout < math.inf:
-            raise ConfigError(f"policy.timeout={self.timeout} must be above 0 seconds")
-        if not 0 <= self.reconnect < math.inf:
-            raise ConfigError(f"policy.reconnect={self.reconnect} must be 0 seconds or more")
-        if not 0 <= self.resize <= 4096:
-            raise ConfigError(f"policy.resize={self.resize} must be 0 (as they are) to 4096 pixels")
         if not self.state or not self.prompt or not all(self.images.values()):
             raise ConfigError(
                 "policy.state, policy.prompt and those in policy.images are names: none may be empty"
