@@ -46,7 +46,8 @@ _RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no lon
 Decide = Callable[..., Any]
 """({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since
 somebody else moved the arm) → actions [h a] in the robot's units, or they and the shares [h 1] of
-a control step that each lasts; with rtc a `Guide` may follow."""
+a control step that each lasts; with rtc a `Guide` may follow. None: nobody answers, and nothing is
+sent, so that the arm holds still."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
@@ -220,7 +221,7 @@ class Acting:
 
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
         """The fields of a `Chunk`, for which the policy was asked; None where a picture was
-        overwritten meanwhile.
+        overwritten meanwhile, or where nobody answered.
 
         Raises `UserError` for what the policy answers that is no chunk of this robot.
         """
@@ -236,6 +237,8 @@ class Acting:
         guide = self._guide(place, begun)
         given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
         answer = decide(*given) if guide is None else decide(*given, guide)
+        if answer is None:
+            return None
         answer, lasts = answer if isinstance(answer, tuple) else (answer, ())
         rows = self._checked(answer)
         ended = now()

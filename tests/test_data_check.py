@@ -406,10 +406,7 @@ def test_what_is_no_recording_is_named(tmp_path, capsys):
     assert main(["data", "check", str(tmp_path / "notes")]) == 2
     assert "holds no recorded episodes" in capsys.readouterr().err
     assert main(["data", "check", "someone/arm-data"]) == 2
-    assert (
-        "hf download someone/arm-data --repo-type dataset --local-dir FOLDER"
-        in capsys.readouterr().err
-    )
+    assert "'vla-rl hub fetch someone/arm-data --dataset'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- what is read, and how

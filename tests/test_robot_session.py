@@ -899,6 +899,7 @@ def test_an_arm_of_lerobot_is_named_in_short():
         (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
         (["robot.acing=synchronous"], "there is no key robot.acing. Did you mean robot.acting?"),
         (["robot.horizon=soon"], "robot.horizon='soon' is of the wrong type"),
+        (["robot.arm_hz=.inf"], "robot.arm_hz=inf is not finite: give a number"),
         (["robot.score_every=0"], "robot.score_every=0 is out of range: it must be 1 or more"),
         (["robot.driver=a:B"], "give one of them"),
         (["tabletop"], "'tabletop' is no key=value"),

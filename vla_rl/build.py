@@ -124,6 +124,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "policies.settings:LeRobotConfig",
             ("likelihood", "imitation", "features", "noise"),
         ),
+        "remote": PolicyEntry(
+            "vla_rl.serving.policy:WirePolicy", "vla_rl.config.serving:RemoteConfig"
+        ),
         "small": PolicyEntry(
             "policies.small:SmallPolicy",
             "policies.settings:SmallConfig",
@@ -412,7 +415,7 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
         raise ConfigError(
             f"actor.type={actor} needs a policy with a {top.needs} capability, and "
             f"policy.type={policy} has none: use "
-            f"policy.type={' or '.join(_policies_that_can(top.needs))}"
+            f"policy.type={' or '.join(policies_that_can(top.needs))}"
         )
     has = has if actor == "none" else top
     if (
@@ -454,11 +457,12 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
     raise ConfigError(
         f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and "
         f"policy.type={policy} has none: use "
-        f"policy.type={' or '.join(_policies_that_can(wants.needs))}{also}"
+        f"policy.type={' or '.join(policies_that_can(wants.needs))}{also}"
     )
 
 
-def _policies_that_can(capability: str) -> list[str]:
+def policies_that_can(capability: str) -> list[str]:
+    """Names of this project's."""
     return sorted(
         n
         for n, row in REGISTRY["policy"].items()

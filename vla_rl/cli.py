@@ -18,6 +18,7 @@ from vla_rl.commands import (
     cluster,
     data,
     evaluate,
+    hub,
     libero,
     look,
     policy,
@@ -25,9 +26,11 @@ from vla_rl.commands import (
     robot,
     robotwin,
     run,
+    serve,
     study,
 )
 from vla_rl.errors import ConfigError, UserError, visible
+from vla_rl.paths import is_address
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
@@ -45,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     # nothing here may reach for a hub or an account by itself
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if arguments.function not in hub.REACHES:  # nothing else reaches for a hub or an account
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         folder = vars(arguments).get("config_dir")
         require_folder()
         with terminable(), _searching(folder):
+            _locate(arguments)
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0
@@ -85,6 +90,16 @@ def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
     from vla_rl.config.own_files import searching  # with numpy, which parsing needs not wait for
 
     return searching([folder])
+
+
+def _locate(arguments: argparse.Namespace) -> None:
+    """A checkpoint or dataset may be named as a hub does."""
+    from vla_rl.hub import DATASET, MODEL, located
+
+    for name, kind in {"checkpoint": MODEL, "compare": MODEL, "source": DATASET}.items():
+        value = getattr(arguments, name, None)
+        if isinstance(value, Path | str) and not is_address(value):
+            setattr(arguments, name, type(value)(located(str(value), kind)))
 
 
 # What the numbers among the options may be, whatever the command (None: no limit).
@@ -158,8 +173,10 @@ def _parser() -> argparse.ArgumentParser:
     for module in (
         run,
         evaluate,
+        serve,
         policy,
         data,
+        hub,
         look,
         reward,
         robot,

@@ -42,6 +42,10 @@ class MissingDependency(UserError):
     """Something outside Python (a GL library, an asset set, a device) is missing."""
 
 
+class PolicyLost(UserError):
+    """A policy that somebody else serves cannot be reached, went away, or does not answer in time."""
+
+
 class NoGradient(UserError):
     """A loss reached none of the parameters that it should train."""
 

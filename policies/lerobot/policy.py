@@ -47,7 +47,8 @@ from policies.lerobot.heads import (
 )
 from policies.lerobot.new import new_policy
 from policies.lerobot.noise import NoiseNet, drawn_steps, inputs_of
-from policies.lerobot.openpi import is_openpi, read_openpi
+from policies.lerobot.openpi import FAMILIES as OPENPIS
+from policies.lerobot.openpi import is_openpi, read_openpi, write_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
@@ -353,6 +354,17 @@ class LeRobotPolicy(nn.Module, Policy):
         folder.mkdir(parents=True, exist_ok=True)
         self.stored.write(folder)
         save_weights(self.model, folder / WEIGHTS)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """See `vla_rl.interfaces.Policy.forms`."""
+        return ("lerobot", "openpi") if self.stored.family in OPENPIS else ("lerobot",)
+
+    def save_as(self, form: str, folder: Path) -> None:
+        if form == "openpi":
+            write_openpi(self.stored, self.model, self.embodiment.name, folder)
+        else:
+            self.save_pretrained(folder)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())

@@ -15,7 +15,7 @@ import torch
 
 from vla_rl import build
 from vla_rl.asked import PolicyOptions, asked
-from vla_rl.assembly.env_and_policy import acting_policy, open_env, select_tasks
+from vla_rl.assembly.env_and_policy import acting_policy, open_env, open_policy, select_tasks
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
@@ -30,6 +30,7 @@ from vla_rl.files import read_json
 from vla_rl.interfaces import Collector, Env
 from vla_rl.monitoring.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.monitoring.progress import Progress
+from vla_rl.paths import is_address
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.types import TaskSpec
@@ -91,9 +92,12 @@ class Run:
         """Whether there are demonstrations: given ones, or those of phase collect."""
         return bool(self.config.dataset) or (self.dir / "dataset").is_dir()
 
-    def acting(self, checkpoint: Path) -> Any:
-        """The policy of a checkpoint, on the run's device."""
-        return acting_policy(self.config, checkpoint, self.env.embodiment).to(self.device)
+    def acting(self, checkpoint: Path | str) -> Any:
+        """The policy of a checkpoint, on the run's device; or that of who serves one."""
+        embodiment = self.env.embodiment
+        if is_address(checkpoint):
+            return open_policy(self.config, checkpoint, embodiment)
+        return acting_policy(self.config, Path(checkpoint), embodiment).to(self.device)
 
     def engine(self, policy: Any) -> RolloutEngine:
         return RolloutEngine(self.env, policy, self.config.rollout)

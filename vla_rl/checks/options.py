@@ -31,6 +31,13 @@ def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
     check_offline_replays(config)
     check_recording(config)
+    if "sft" in config.phases and not config.checkpoint:
+        policy = build.entry("policy", config.policy_type)
+        if isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can:
+            raise ConfigError(
+                f"phases has sft, and policy.type={config.policy_type} cannot be trained by "
+                f"imitation: use policy.type={' or '.join(build.policies_that_can('imitation'))}"
+            )
     if "offline" in config.phases:
         _check_offline(config)
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):

@@ -12,7 +12,10 @@ from vla_rl import files
 from vla_rl.asked import AlgorithmOptions, EnvOptions, PolicyOptions, asked
 from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig
+from vla_rl.config.serving import require_wire
 from vla_rl.errors import UserError
+from vla_rl.hub import DATASET, MODEL, fetch_hint
+from vla_rl.paths import is_address
 
 _MEGABYTE = 10**6
 _LEAST_SPACE = 100 * _MEGABYTE  # of any run: small checkpoints, videos and a report
@@ -43,7 +46,9 @@ def check(run: Planned) -> None:
         files.check_checkpoint(_exists("checkpoint", config.checkpoint))
     if config.dataset:
         _exists("dataset", config.dataset)
-    if config.collect.policy:
+    if is_address(config.collect.policy):
+        require_wire(f"collect.policy={config.collect.policy}")
+    elif config.collect.policy:
         files.check_checkpoint(_exists("collect.policy", config.collect.policy))
     for group, names in _PLACES.items():
         if group != "policy" or not config.checkpoint:
@@ -71,7 +76,8 @@ def _exists(key: str, value: str) -> Path:
     except OSError as error:
         if key == "checkpoint" and files.last_good(path).is_dir():
             return path
-        hint = files.fetch_hint(value) if key == "dataset" else ""
+        kind = {"dataset": DATASET, "checkpoint": MODEL, "policy.checkpoint": MODEL}.get(key)
+        hint = fetch_hint(value, kind) if kind else ""
         raise UserError(f"{key}={value}: {files.reason(error)}{hint}") from error
     return path
 

@@ -20,9 +20,11 @@ from vla_rl.checks.machine import check_machine, check_workers
 from vla_rl.checks.options import check_run
 from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig
+from vla_rl.config.serving import require_wire
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError
 from vla_rl.monitoring.machine import available_cores, default_threads
+from vla_rl.paths import is_address
 
 
 def _together(run: Planned) -> None:
@@ -80,12 +82,16 @@ def threads(config: RunConfig) -> int:
     return config.threads or default_threads()
 
 
-def check_start(config: RunConfig, path: Path) -> None:
+def check_start(config: RunConfig, path: Path | str) -> None:
     """Raise `UserError` unless a policy could be read at ``path``: a checkpoint of this project, or
     a published one that ``config.policy`` says how to read; and unless ``config`` could run it
-    here."""
+    here. Who serves at an address is asked later."""
     check_device(config.device)
     check_workers(config)
+    if is_address(path):
+        require_wire(f"{path}, where a policy is served,")
+        return
+    path = Path(path)
     if (
         asked(config.policy, PolicyOptions).checkpoint is not None
         and path.is_dir()

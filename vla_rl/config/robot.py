@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -355,4 +356,7 @@ def _checked(kind: Any, values: Any, place: str) -> Any:
             raise ConfigError(
                 f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected"
             )
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(x, float) and not math.isfinite(x) for x in parts):
+            raise ConfigError(f"{place}{name}={value} is not finite: give a number")
     return kind(**values)

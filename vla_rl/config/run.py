@@ -41,7 +41,8 @@ class CollectConfig(Bounded, place="collect"):
     video: bool = False
     # keep control steps of a published dataset that do nothing
     keep_noops: bool = False
-    # a checkpoint that demonstrates in the expert's place; empty: the expert does
+    # a checkpoint, or the address of who serves one (ws://HOST:PORT), that demonstrates in the
+    # expert's place; empty: the expert does
     policy: str = ""
     # successes per one that is kept, the smoothest first; 1: all are kept
     oversample: float = bound(1.0, ge=1, hint="successes per one that is kept")

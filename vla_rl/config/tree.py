@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmOptions, asked
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import MODES, WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
@@ -26,6 +26,7 @@ from vla_rl.config.run import CollectConfig, ReplayConfig, RLConfig, SlotsConfig
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
+from vla_rl.hub import DATASET, located
 
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to
 # compute, not what.
@@ -212,6 +213,10 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
     config = checked(RunConfig, tree, "")
     for key, value in groups.items():
         setattr(config, key, value)
+    config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
+    config.collect.policy = located(config.collect.policy)
+    if asked(config.policy, PolicyOptions).checkpoint:
+        config.policy.checkpoint = located(config.policy.checkpoint)
     return config
 
 

@@ -250,6 +250,15 @@ class Policy(Offering):
         """The form that its own project has for it (``vla-rl export``)."""
         raise NotImplementedError
 
+    @default
+    def forms(self) -> Sequence[str]:
+        """Names of the projects that have a form for it (``vla-rl export --form``)."""
+        return ()
+
+    def save_as(self, form: str, folder: Path) -> None:
+        """That of ``forms``."""
+        raise NotImplementedError
+
     def blocks(self) -> Iterable[torch.nn.Module]:
         """For several processes that train it together (`vla_rl.ranks.shard`): parts whose weights
         are gathered one at a time. Each is only ever called as a module, and within one that is

@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
-from vla_rl.errors import ConfigError
+from vla_rl.config.serving import RemoteConfig
+from vla_rl.errors import ConfigError, PolicyLost
+from vla_rl.paths import is_address
 from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
+
+_ANSWER_SECONDS = 5.0  # that a served policy may take to decide for an arm
 
 Decide = Callable[..., Any]  # as of `real.acting`
 
@@ -99,10 +103,32 @@ def load(
     from vla_rl.checkpoint import fingerprint, load_policy
     from vla_rl.devices import pick_device
 
+    if is_address(checkpoint):
+        return _served(checkpoint, embodiment, deterministic, acting)
     path, place = Path(checkpoint), pick_device(device)
     policy = load_policy(path, build.policy_class, expected_embodiment=embodiment)
     decide = _warm(make_decide(policy.to(place), deterministic, place, acting), embodiment)
     return decide, f"{path.name}@{fingerprint(path)[:12]}"
+
+
+def _served(
+    address: str, embodiment: EmbodimentSpec, deterministic: bool, acting: str
+) -> tuple[Decide, str]:
+    """The same of a policy that somebody serves. Where the connection is lost it decides nothing,
+    which an arm is held still by, and tries to connect again whenever it is asked."""
+    from vla_rl.serving.policy import WirePolicy
+
+    options = RemoteConfig(url=address, timeout=_ANSWER_SECONDS, reconnect=0.0)
+    policy = WirePolicy(options, embodiment)
+    asked = _warm(make_decide(policy, deterministic, None, acting), embodiment)
+
+    def decide(*given: Any) -> np.ndarray | None:
+        try:
+            return asked(*given)
+        except PolicyLost:
+            return None
+
+    return decide, policy.version
 
 
 def load_others(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.config.episodes import EPISODE_SECONDS, RolloutConfig
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, PolicyLost, UserError
 from vla_rl.interfaces import Collector, Env, Policy
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
@@ -127,6 +127,7 @@ class RolloutEngine(Collector):
         request open); ``decisions_per_second``; ``control_steps_per_second``; ``policy_batch``, the
         mean number of rows; `EPISODE_SECONDS` (0: the env does not tell).
 
+        An episode whose slot is lost, or whose policy (`PolicyLost`), runs again from its start.
         Raises `UserError` for an unknown task or split, actions that are not finite, or an episode
         that failed more than ``max_retries`` times.
         """
@@ -200,6 +201,14 @@ class RolloutEngine(Collector):
             else:
                 idle.append(slot)
 
+        def begin_again(slot: int, error: str, blamed: bool) -> None:
+            episode = live[slot]
+            failures = episode.failures + blamed
+            tally.retries += 1
+            self._give_up_on(episode.spec, failures, error)
+            queue.appendleft(_Episode(episode.index, episode.spec, failures))
+            take_next(slot)
+
         take_in(episodes)
         for slot in range(self.env.num_slots):
             take_next(slot)
@@ -210,12 +219,8 @@ class RolloutEngine(Collector):
             # serving: take along what is ready anyway
             for event in self._poll(0.0 if serve else None, tally):
                 episode = live[event.slot]
-                if event.error is not None:  # the episode runs again, from its start
-                    failures = episode.failures + (not event.blameless)
-                    tally.retries += 1
-                    self._give_up_on(episode.spec, failures, event.error)
-                    queue.appendleft(_Episode(episode.index, episode.spec, failures))
-                    take_next(event.slot)
+                if event.error is not None:
+                    begin_again(event.slot, event.error, not event.blameless)
                     continue
                 assert event.observation is not None  # only a loss has none
                 episode.seconds += event.seconds
@@ -229,8 +234,9 @@ class RolloutEngine(Collector):
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
                 ended(episode.index, self._counted(episode, tally))
             if serve and waiting:
-                self._serve(waiting, live, deterministic, tally)
-                waiting.clear()
+                served, waiting = waiting, set()
+                for slot, error in self._serve(served, live, deterministic, tally):
+                    begin_again(slot, error, True)
 
     def _counted(self, episode: _Episode, tally: _Tally) -> Trajectory:
         trajectory = _trajectory(episode, self.env.embodiment)
@@ -254,8 +260,9 @@ class RolloutEngine(Collector):
 
     def _serve(
         self, slots: set[int], live: dict[int, _Episode], deterministic: bool, tally: _Tally
-    ) -> None:
-        """One batched decision for ``slots``, sent to the env."""
+    ) -> list[tuple[int, str]]:
+        """One batched decision for ``slots``, sent to the env. Returns those that got none, since
+        the policy was lost, and why."""
         if self.before_decision is not None:
             self.before_decision()
         started = time.perf_counter()
@@ -269,7 +276,10 @@ class RolloutEngine(Collector):
                 options["memory"] = [
                     r.memory if r.decisions else self.policy.initial_memory() for r in rows
                 ]
-            output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
+            try:
+                output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
+            except PolicyLost as error:
+                return [(slot, str(error)) for slot in reversed(order)]
         lengths = self._executed_lengths(output, len(rows))
         actions = output.chunk.actions.float().numpy()
         now = time.perf_counter()
@@ -281,6 +291,7 @@ class RolloutEngine(Collector):
             row.versions.append(self._version)
             self.env.step(slot, actions[i, : lengths[i]])
             self._busy[slot] = now
+        return []
 
     def _executed_lengths(self, output: PolicyOutput, batch: int) -> list[int]:
         """Control steps to execute per row: up to the first that carries no action, at most
