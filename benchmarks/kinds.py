@@ -231,7 +231,10 @@ KINDS: dict[str, Kind] = {
         "latency of acting and samples/s of learning",
         "benchmarks.policy.presets",
         {
-            "--preset": {"default": "nano", "help": "nano, small, 7b, openvla-nano or openvla-7b"},
+            "--preset": {
+                "default": "nano",
+                "help": "nano, small, 7b, openvla-nano, openvla-7b, pi05-nano or pi05-mid",
+            },
             "--device": {"default": "cpu", "help": "cpu, cuda, or auto: cuda where there is one"},
             "--compile": _switch("measure the heads with torch.compile too (minutes)"),
             "--dry-run": _switch("only estimate an OpenVLA's memory (preset or run)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from policies.lerobot.families import FAMILIES as LEROBOT
@@ -12,6 +13,7 @@ from policies.lerobot.sizes import require_sizes
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, require_packages
 
+NANO_WORDS = Path(__file__).parent / "lerobot" / "nano"
 BIN_RANGES = ("bounds", "minmax", "quantile")
 BIN_SPACINGS = ("uniform", "power")
 
@@ -184,7 +186,8 @@ class NanoVLAConfig(TrunkConfig):
         return correlated_axes(self)
 
 
-_FLOW_FORMS = ("flow_sde", "flow_cps")
+LEARNED_NOISE = "flow_noise"
+_FLOW_FORMS = ("flow_sde", "flow_cps", LEARNED_NOISE)
 
 
 @dataclass
@@ -192,21 +195,24 @@ class LeRobotConfig(Bounded, place="policy"):
     """A checkpoint of lerobot, or a new policy of one of its families.
 
     ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the
-    robot and the data at hand. ``options``: lerobot's own settings of that family as ``key:value``
-    (``[n_action_steps:8]``). ``sizes``: of a new π0 or π0.5 that is not to have the published ones
-    (`policies.lerobot.sizes.PUBLISHED` has their names); lerobot cannot load it. ``chunk_length``:
-    control steps the model predicts; a checkpoint has its own, and another number is refused.
-    ``cameras``: ``feature:camera``, which camera of the robot a checkpoint's image feature is
-    ("none": leave it out, where the family allows it); empty where the names are the same. ``vlm``:
-    a folder with config and tokenizer of the language backbone, for machines without the hub. How a
-    chain is sampled: ``denoising_steps`` (0: the checkpoint's number); ``sampler`` flow_sde or
-    flow_cps for a flow (a diffusion policy has its scheduler, which
-    ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of DDIM or a of the flow
-    forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits of each step's standard
-    deviation in normalised units. How it is learned from: ``trained_steps`` last steps (0: all),
-    ``advantage_discount``, ``clip_base`` and ``clip_rate`` over them, as in `policies.denoising`.
-    ``repeat_observation`` lets a policy that was trained on several past frames act on copies of
-    the present one.
+    robot and the data at hand. ``options``: lerobot's own settings of that family as
+    ``key:value`` (``[n_action_steps:8]``). ``sizes``: of a new π0 or π0.5 that is not to have
+    the published ones (`policies.lerobot.sizes.PUBLISHED` has their names); lerobot cannot load
+    it. ``chunk_length``: control steps the model predicts; a checkpoint has its own, and
+    another number is refused. ``cameras``: ``feature:camera``, which camera of the robot a
+    checkpoint's image feature is ("none": leave it out, where the family allows it); empty
+    where the names are the same. ``vlm``: a folder with config and tokenizer of the language
+    backbone, for machines without the hub; "nano" is a tokenizer of some hundred words made
+    here, for new π0, π0.5 and X-VLA policies. ``action_range``: data, lerobot's own
+    normalisation of the family; bounds, ±1 are the robot's bounds, so that noise moves the arm
+    as far whatever the demonstrations did. How a chain is sampled: ``denoising_steps`` (0: the
+    checkpoint's number); ``sampler`` flow_sde or flow_cps for a flow (a diffusion policy has
+    its scheduler, which ``options=[noise_scheduler_type:DDIM]`` changes); ``noise_level``, η of
+    DDIM or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits
+    of each step's standard deviation in normalised units. How it is learned from:
+    ``trained_steps`` last steps (0: all), ``advantage_discount``, ``clip_base`` and
+    ``clip_rate`` over them, as in `policies.denoising`. ``repeat_observation`` lets a policy
+    that was trained on several past frames act on copies of the present one.
     """
 
     checkpoint: str = ""
@@ -215,21 +221,36 @@ class LeRobotConfig(Bounded, place="policy"):
     options: list[str] = field(default_factory=list)
     # of a new pi0 or pi05 that is not to have the published ones, such as {width: 64, depth: 4}
     sizes: dict[str, int] = field(default_factory=dict)
+    # what a new policy's actions are normalised by
+    action_range: str = bound("data", choices=("data", "bounds"))
     chunk_length: int = bound(8, ge=1)
     cameras: list[str] = field(default_factory=list)
+    # folder of the language backbone's config and tokenizer; "nano": a small tokenizer made here
     vlm: str = ""
+    # noisy chunks per demonstration and update; they share one pass of the prefix (of a flow)
+    noise_samples: int = bound(1, ge=1)
     # steps of the chain; 0: the checkpoint's number
     denoising_steps: int = bound(0, ge=0)
     # of a flow
     sampler: str = bound("flow_sde", choices=_FLOW_FORMS)
+    # which steps of a decision are noisy and learned from; one: drawn anew each time
+    stochastic_steps: str = bound("all", choices=("all", "one"))
+    # least standard deviation of flow_noise
+    learned_std_low: float = bound(0.08, gt=0)
+    # largest one
+    learned_std_high: float = bound(0.16, gt=0)
     # η of DDIM, or a of the flow forms; null: 1 and 0.5
     noise_level: float | None = bound(None, ge=0)
+    # of the step noise, between the control steps of a chunk; ratios of token or step level alone
+    noise_correlation: float = bound(0.0, ge=0, lt=1)
     # least standard deviation of a step, in normalised units; 0: no limit
     min_std: float = bound(0.05, gt=0, hint="a step without noise has no likelihood")
     # largest one; 0: no limit
     max_std: float = bound(0.0, ge=0)
     # last steps that RL trains; 0: all
     trained_steps: int = bound(0, ge=0)
+    # RL leaves what encodes pictures and words as it is
+    freeze_prefix: bool = False
     # of the advantage, over these steps
     advantage_discount: float = bound(1.0, gt=0, le=1)
     # as that of a denoising_vla
@@ -239,8 +260,27 @@ class LeRobotConfig(Bounded, place="policy"):
     repeat_observation: bool = False
     explores_by: ClassVar = "min_std"
 
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return correlated_axes(self)
+
+    @property
+    def words(self) -> str:
+        """The folder of the language backbone, "" where lerobot's own name of it holds."""
+        return str(NANO_WORDS) if self.vlm == "nano" else self.vlm
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.learned_std_low < self.learned_std_high:
+            raise ConfigError(
+                f"policy.learned_std_low={self.learned_std_low:g} must lie below "
+                f"policy.learned_std_high={self.learned_std_high:g}"
+            )
+        if self.sampler == LEARNED_NOISE and self.stochastic_steps == "one":
+            raise ConfigError(
+                f"policy.stochastic_steps=one does not go with policy.sampler={LEARNED_NOISE}, "
+                "whose likelihood joins all steps: set stochastic_steps=all"
+            )
         require_sizes("pi0" if self.checkpoint else self.family, self.sizes)
         for name in ("options", "cameras"):
             wrong = [text for text in getattr(self, name) if ":" not in text]
@@ -260,10 +300,10 @@ class LeRobotConfig(Bounded, place="policy"):
         from policies.lerobot.needs import require_checkpoint, require_family, require_language
 
         if self.checkpoint:
-            require_checkpoint(self.checkpoint, self.vlm)
+            require_checkpoint(self.checkpoint, self.words)
         else:
             require_family(self.family)
-            require_language(self.family, self.vlm, self.option_values())
+            require_language(self.family, self.words, self.option_values())
 
     def option_values(self) -> dict[str, Any]:
         """``options`` with their values read as JSON where they are JSON, else as text."""

@@ -18,7 +18,6 @@ from lerobot_helpers import (
     grpo_makes_the_better_likelier,
     lerobot_batch,
     observation,
-    write_tokenizer,
     write_vlm,
 )
 
@@ -34,7 +33,7 @@ pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vl
 if sys.version_info < (3, 12):
     pytest.skip("these families need lerobot 0.6, which needs Python 3.12", allow_module_level=True)
 
-from lerobot_families import TRIED, new_policy, write_clip
+from lerobot_families import BACKBONES, TRIED, new_policy
 
 EACH = pytest.mark.parametrize("name", TRIED)
 
@@ -42,10 +41,10 @@ EACH = pytest.mark.parametrize("name", TRIED)
 @pytest.fixture(scope="module")
 def vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """{family: folder of its language backbone}."""
-    clip, words = tmp_path_factory.mktemp("clip"), tmp_path_factory.mktemp("words")
-    write_clip(clip)
-    write_tokenizer(words)
-    return {"multi_task_dit": str(clip), "xvla": str(words)}
+    folders = {family: tmp_path_factory.mktemp(family) for family in BACKBONES}
+    for family, make in BACKBONES.items():
+        make(folders[family])
+    return {family: str(folder) for family, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +78,8 @@ def test_acts_and_learns_as_lerobot_does(
     with monkeypatch.context() as patch, torch.no_grad():
         # lerobot draws its first noise itself
         patch.setattr(torch, "randn", lambda *_, **__: noise.clone())
+        patch.setattr(torch, "normal", lambda *_, **__: noise.clone())  # EO-1
+        patch.setattr(torch, "rand", lambda *_, **__: (noise.flatten(1) + 1) / 2)  # Evo-1
         batch = with_frames(policy, before(lerobot_batch(seen)))
         if policy.stored.family == "multi_task_dit":
             actions = theirs._generate_actions(theirs._prepare_batch(batch))
@@ -146,6 +147,8 @@ REMARKS = {
     "pi0": "Flow-SDE or CPS; PaliGemma's tokenizer is gated",
     "pi05": "as π0; the state is part of the prompt",
     "xvla": "Flow-SDE or CPS over predicted actions; its loss counts padded steps",
+    "evo1": "Flow-SDE or CPS, from uniform noise: exact likelihoods, not the flow's marginals",
+    "eo1": "Flow-SDE or CPS; its loss counts padded steps",
     "multi_task_dit (flow)": "Flow-SDE or CPS",
     "multi_task_dit (diffusion)": "through the DDPM or DDIM chain",
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.policy import memory, nano, openvla
+from benchmarks.policy import flows, memory, nano, openvla
 from benchmarks.policy.inputs import bench_embodiment
 from policies.openvla import OpenVLAConfig
 from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
@@ -24,7 +24,8 @@ OPENVLA_PRESETS = {"openvla-nano": "nano", "openvla-7b": "7b"}
 def measure(
     overrides: Sequence[str], preset: str, device: str, compile: bool, dry_run: bool
 ) -> dict[str, Any]:
-    """Presets "openvla-nano" and "openvla-7b" are OpenVLA with random weights, others a NanoVLA."""
+    """Presets "openvla-nano" and "openvla-7b" are OpenVLA with random weights, "pi05-nano" and
+    "pi05-mid" lerobot's π0.5, others a NanoVLA."""
     if dry_run:
         return estimated(overrides, preset)
     if overrides:
@@ -35,12 +36,16 @@ def measure(
     pick_device(device, "--device")
     if preset in OPENVLA_PRESETS:
         return openvla.measure(OPENVLA_PRESETS[preset], device=device)
+    if preset in flows.PRESETS:
+        return flows.measure(preset, device=device)
     return nano.measure(preset, device=device, compiled=compile)
 
 
 def text(document: Mapping[str, Any]) -> str:
-    module = memory if "optimizer" in document else nano if "act_ms" in document else openvla
-    return module.text(document)
+    for module, key in ((memory, "optimizer"), (nano, "act_ms"), (flows, "flow")):
+        if key in document:
+            return module.text(document)
+    return openvla.text(document)
 
 
 def estimated(overrides: Sequence[str], preset: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from policies.actors.pictures import PictureTrunk
 from policies.actors.settings import PICTURES, ActorConfig
+from policies.actors.token import TokenBranch
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, Policy
@@ -41,10 +42,15 @@ class FrameEncoder(nn.Module):
     """Frames {name: [b d]} → [b f]: a linear layer, LayerNorm and tanh for each name. Critics train
     it (DrQ, HIL-SERL).
 
-    ``trunks``: networks of other frames, to ``width`` numbers each."""
+    ``trunks``: networks of other frames, to ``width`` numbers each. ``token``: what images make
+    becomes a token of that width (`TokenBranch`); 0: as the rest."""
 
     def __init__(
-        self, sizes: Mapping[str, int], width: int, trunks: Mapping[str, nn.Module] | None = None
+        self,
+        sizes: Mapping[str, int],
+        width: int,
+        trunks: Mapping[str, nn.Module] | None = None,
+        token: int = 0,
     ) -> None:
         super().__init__()
         trunks = dict(trunks or {})
@@ -57,8 +63,11 @@ class FrameEncoder(nn.Module):
                 for n, d in sizes.items()
             }
         )
+        if token:
+            self.branches[VISUAL] = TokenBranch(sizes[VISUAL], token)
         self.branches.update(trunks)
-        self.width = sum(width if name == VISUAL else small for name in sizes) + width * len(trunks)
+        seen = token or width
+        self.width = sum(seen if name == VISUAL else small for name in sizes) + width * len(trunks)
 
     def forward(self, frames: Mapping[str, Tensor]) -> Tensor:
         # (an average of one has buffers alone)
@@ -231,8 +240,15 @@ class FrozenBaseActor(Actor):
             for name, frame in self.features(Observation.blank(base.embodiment)).items()
         }
         self._names = tuple(sizes)  # of the frames that are kept
-        self.encoder = FrameEncoder(sizes, config.encoder, self._trunks())
+        self.encoder = FrameEncoder(sizes, config.encoder, self._trunks(), config.token)
         self._build_actor(self.encoder.width + extra_inputs)
+
+    def encoder_loss(self, frames: Mapping[str, Tensor]) -> Tensor | None:
+        """See `vla_rl.interfaces.ActorPolicy`: of the token, where there is one."""
+        if not self.config.token:
+            return None
+        branch: Any = self.encoder.get_submodule(f"branches.{VISUAL}")
+        return branch.loss(frames[VISUAL].to(self.low).float())
 
     @classmethod
     def _require_features(cls, base: Any) -> None:

@@ -36,9 +36,16 @@ class ActorConfig(Bounded, place="actor"):
     noise: float = bound(0.2, ge=0)
     copy_base: bool | None = None
     eyes: str = bound(FEATURES, choices=(FEATURES, PICTURES))
+    # width of the RL token that pictures are compressed to; 0: critics train what reads them
+    token: int = bound(0, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.token and self.eyes == PICTURES:
+            raise ConfigError(
+                f"actor.token={self.token} is the width of what the frozen policy's features are "
+                f"compressed to, and actor.eyes={PICTURES} reads none: set actor.eyes={FEATURES}"
+            )
         if self.eyes not in self.can_see:
             raise ConfigError(
                 f"actor.eyes={self.eyes}: this actor needs what the frozen policy makes of images, "

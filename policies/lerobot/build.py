@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from policies.lerobot.needs import BACKBONES, require_family
+from policies.lerobot.needs import BACKBONES, OWN_BACKBONE, TOKENIZERS, require_family
 from policies.lerobot.package import quiet
 from policies.lerobot.sizes import SIZES, sized
 from policies.lerobot.stored import PIPELINES, Stored, decode
@@ -35,18 +35,20 @@ def build_policy(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, An
     from lerobot.policies.factory import get_policy_class
 
     changed = {**settings, **{k: v for k, v in offline.items() if k in settings}}
-    if vlm and "vlm_model_name" in settings:
-        changed["vlm_model_name"] = vlm
+    changed |= {key: vlm for key in OWN_BACKBONE if vlm and key in settings}
     if changed.get("adapt_to_pi_aloha"):
         raise ConfigError(
             "adapt_to_pi_aloha is true: the model would rewrite Aloha's joints inside, which is "
             "not supported here. Use a checkpoint that was trained without it"
         )
-    family = settings["type"]
+    family, weights = settings["type"], offline is not OFFLINE
     require_family(family)
     try:
-        with quiet(), sized(family, changed.get(SIZES)), _clip(family, vlm, offline is not OFFLINE):
-            return get_policy_class(family)(decode(changed))
+        with quiet(), sized(family, changed.get(SIZES)), _backbone(family, vlm, weights):
+            config = decode(changed)
+            if not weights:  # some look at it to see whether a backbone is to be fetched
+                config.pretrained_path = Path()
+            return get_policy_class(family)(config)
     except ImportError as error:
         package = error.name or ("num2words" if "num2words" in str(error) else "transformers")
         raise MissingPackage(package, "lerobot", f"Building lerobot's {family} policy") from error
@@ -69,23 +71,22 @@ def build_policy(settings: Mapping[str, Any], vlm: str, offline: Mapping[str, An
 
 
 @contextlib.contextmanager
-def _clip(family: str, vlm: str, weights: bool) -> Iterator[None]:
-    """In the block lerobot's multi-task transformer builds its CLIP from the folder ``vlm``, where
-    that is given, and without reading ``weights`` where they come from a checkpoint."""
-    if family != "multi_task_dit":
+def _backbone(family: str, vlm: str, weights: bool) -> Iterator[None]:
+    """In the block lerobot builds its CLIP or InternVL from the folder ``vlm``, where that is
+    given, and without reading ``weights`` where they come from a checkpoint."""
+    path, names = _FETCHED.get(family, ("", ()))
+    if not path:
         yield
         return
-    module: Any = importlib.import_module("lerobot.policies.multi_task_dit.modeling_multi_task_dit")
-    theirs = {name: vars(module)[name] for name in ("CLIPVisionModel", "CLIPTextModel")}
+    module: Any = importlib.import_module(f"lerobot.policies.{path}")
+    theirs = {name: vars(module)[name] for name in names}
 
     def maker(kind: Any) -> Any:
-        def make(name: str) -> Any:
+        def make(name: str, **given: Any) -> Any:
             name = vlm or name
-            return (
-                kind.from_pretrained(name)
-                if weights
-                else kind(kind.config_class.from_pretrained(name))
-            )
+            if weights:
+                return kind.from_pretrained(name, **given)
+            return _random(kind, name, given)
 
         return SimpleNamespace(from_pretrained=make)
 
@@ -96,6 +97,27 @@ def _clip(family: str, vlm: str, weights: bool) -> Iterator[None]:
     finally:
         for name, kind in theirs.items():
             setattr(module, name, kind)
+
+
+# Where lerobot fetches a backbone whatever it is told, and by what: {family: (module, names)}.
+_FETCHED = {
+    "multi_task_dit": (
+        "multi_task_dit.modeling_multi_task_dit",
+        ("CLIPVisionModel", "CLIPTextModel"),
+    ),
+    "evo1": ("evo1.internvl3_embedder", ("AutoModel",)),
+}
+
+
+def _random(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+    """A model of transformers' ``kind`` with random weights, sized as the config in ``name``."""
+    from transformers import AutoConfig, AutoModel
+
+    if kind is not AutoModel:
+        return kind(kind.config_class.from_pretrained(name))
+    known = {key: given[key] for key in ("attn_implementation",) if key in given}
+    model = kind.from_config(AutoConfig.from_pretrained(name), **known)
+    return model.to(given.get("torch_dtype"))
 
 
 def build_pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:
@@ -111,9 +133,10 @@ def build_pipelines(stored: Stored, vlm: str) -> tuple[Any, Any]:
                 )
         except OSError as error:
             names = [
-                step["config"]["tokenizer_name"]
+                step["config"][key]
                 for step in stored.pipelines[PIPELINES[0]]["json"]["steps"]
-                if "tokenizer_name" in step.get("config", {})
+                for key in TOKENIZERS
+                if key in step.get("config", {})
             ]
             raise MissingDependency(
                 f"the tokenizer {vlm or ', '.join(names)!r} of this {stored.family} policy is not "

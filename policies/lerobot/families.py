@@ -14,13 +14,17 @@ class Family:
     """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a
     family that is told what to do; ``prompt``: how they put it, with ``state`` as long as it gets;
     ``resizes``: it takes pictures of any size; ``spares``: it does without some of its pictures;
-    ``since``: the lerobot that first runs it here."""
+    ``padded``: its postprocessor takes actions as wide as the model's; ``steps``: lerobot's setting
+    of a flow's number of them; ``since``: the lerobot that
+    first runs it here."""
 
     head: str
     tokenizer: str = ""
     prompt: str = "{text}\n"
     resizes: bool = False
     spares: bool = False
+    padded: bool = False
+    steps: str = ""
     since: str = "0.4"
 
     def make_head(self, policy: Any) -> Any:
@@ -36,21 +40,56 @@ FAMILIES = {
     "act": Family("heads:RegressionHead"),
     "diffusion": Family("heads:DiffusionHead"),
     "smolvla": Family(
-        "flows:SmolVLAHead", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct", resizes=True, spares=True
+        "flows:SmolVLAHead",
+        "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+        resizes=True,
+        spares=True,
+        steps="num_steps",
     ),
     # (lerobot 0.4 runs the two on a patched transformers alone)
-    "pi0": Family("flows:Pi0Head", _PALIGEMMA, resizes=True, spares=True, since="0.6"),
+    "pi0": Family(
+        "flows:Pi0Head",
+        _PALIGEMMA,
+        resizes=True,
+        spares=True,
+        steps="num_inference_steps",
+        since="0.6",
+    ),
     "pi05": Family(
         "flows:Pi0Head",
         _PALIGEMMA,
         "Task: {text}, State: {state};\nAction: ",
         resizes=True,
         spares=True,
+        steps="num_inference_steps",
         since="0.6",
     ),
-    "xvla": Family("xvla:XVLAHead", "facebook/bart-large", "{text}", spares=True, since="0.6"),
+    "xvla": Family(
+        "xvla:XVLAHead",
+        "facebook/bart-large",
+        "{text}",
+        spares=True,
+        steps="num_denoising_steps",
+        since="0.6",
+    ),
     "multi_task_dit": Family(
         "dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"
+    ),
+    "evo1": Family(
+        "evo1:Evo1Head",
+        "OpenGVLab/InternVL3-1B-hf",
+        resizes=True,
+        spares=True,
+        padded=True,
+        steps="num_inference_timesteps",
+        since="0.6",
+    ),
+    "eo1": Family(
+        "eo1:EO1Head",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        resizes=True,
+        steps="num_denoise_steps",
+        since="0.6",
     ),
 }
 
@@ -60,8 +99,6 @@ LEFT_OUT = {
     "pi0_fast": "its actions are tokens, which no head here decodes",
     "vqbet": "its actions are codes, which no head here decodes",
     "groot": _AROUND.format("the base checkpoint of GR00T N1.7"),
-    "evo1": _AROUND.format("InternVL's weights"),
-    "eo1": _AROUND.format("Qwen2.5-VL's settings and weights"),
     "wall_x": _AROUND.format("WALL-OSS's weights and processor"),
     "molmoact2": _AROUND.format("MolmoAct2's weights"),
     "vla_jepa": _AROUND.format("weights of Qwen3-VL and V-JEPA"),

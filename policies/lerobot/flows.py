@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from policies.denoising.chain import Chain, flow_chain, split_prediction
@@ -77,12 +78,42 @@ def repeated(condition: Any, times: int) -> Any:
     return condition
 
 
+def kept(condition: Any, name: str = "prefix") -> dict[str, Tensor]:
+    """What is fixed along a chain as named tensors [b ...], which `restored` reads."""
+    from transformers import DynamicCache
+
+    if isinstance(condition, Tensor):
+        return {name: condition}
+    if isinstance(condition, DynamicCache):
+        condition = {f"layer{i}": {"k": k, "v": v} for i, (k, v, *_) in enumerate(condition)}
+    return {
+        path: x
+        for key, part in condition.items()
+        for path, x in kept(part, f"{name}/{key}").items()
+    }
+
+
+def restored(tensors: Mapping[str, Tensor], name: str = "prefix") -> Any:
+    """Inverse of `kept`; other tensors are passed over."""
+    from transformers import DynamicCache
+
+    if name in tensors:
+        return tensors[name]
+    below = (path.removeprefix(f"{name}/") for path in tensors if path.startswith(f"{name}/"))
+    parts = list(dict.fromkeys(path.split("/")[0] for path in below))
+    found = [restored(tensors, f"{name}/{part}") for part in parts]
+    if parts[0] == "layer0":
+        return DynamicCache([(layer["k"], layer["v"]) for layer in found])
+    return {int(p) if p.isdigit() else p: x for p, x in zip(parts, found, strict=True)}
+
+
 class FlowHead(abc.ABC):
     """Flow matching by an action expert, as SmolVLA and π0 do it."""
 
     first_step = 0
     default_noise = 0.5
     keeps_first_noise = False
+    noise_samples: int  # of those whose loss can share a pass of the prefix (`SharingHead`)
 
     def __init__(self, policy: Any, default_steps: int):
         self.policy, self.model, self.default_steps = policy, policy.model, default_steps
@@ -112,10 +143,20 @@ class FlowHead(abc.ABC):
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Velocity error over valid control steps and the robot's dimensions; lerobot draws noise
         N(0, I), then time ~ Beta(1.5, 1)."""
-        actions = self.policy.prepare_action(batch)
+        n = self.noise_samples
+        actions, valid = (
+            x.repeat_interleave(n, 0) for x in (self.policy.prepare_action(batch), valid)
+        )
         noise = self.model.sample_noise(actions.shape, actions.device)
         time = self.model.sample_time(len(actions), actions.device)
-        losses = self.model.forward(*self._inputs(batch), actions, noise, time)
+        if n == 1:
+            losses = self.model.forward(*self._inputs(batch), actions, noise, time)
+        else:  # the prefix is the same for all of a row
+            condition = repeated(self.condition(batch), n)
+            share = time[:, None, None]
+            x = share * noise + (1 - share) * actions
+            velocity = self.model.denoise_step(x_t=x, timestep=time, **condition)
+            losses = F.mse_loss(velocity, noise - actions, reduction="none")
         return _denoising_loss(losses[..., : self.policy.config.action_feature.shape[0]], valid)
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
@@ -138,8 +179,11 @@ class FlowHead(abc.ABC):
 class SmolVLAHead(FlowHead):
     """SmolVLA (Shukor et al. 2025, arXiv 2506.01844); the state is a token of the prefix."""
 
+    noise_samples = 1
+
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_steps)
+        self.output = self.model.action_out_proj
 
     @property
     def trunk(self) -> Any:
@@ -154,8 +198,11 @@ class Pi0Head(FlowHead):
     """π0 (Black et al. 2024, arXiv 2410.24164): the state goes with the noisy actions. π0.5 (arXiv
     2504.16054): the state is part of the prompt, which lerobot's preprocessor writes."""
 
+    noise_samples = 1
+
     def __init__(self, policy: Any):
         super().__init__(policy, policy.config.num_inference_steps)
+        self.output = self.model.action_out_proj
         self.separate_state = policy.config.type == "pi0"
 
     @property

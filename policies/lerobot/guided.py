@@ -42,8 +42,8 @@ class GuidedChain:
     @abstractmethod
     def _walk(
         self, observation: Observation, deterministic: bool, seeds: None, guidance: Guidance
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """The denoising steps' samples [b T d], and log-probs."""
+    ) -> Any:
+        """The chain's ``path``, from its first noise to what is decided [b T d]."""
 
     @torch.inference_mode(False)  # it needs a gradient, and may be called in that mode
     @torch.no_grad()
@@ -65,5 +65,5 @@ class GuidedChain:
             torch.zeros(len(wanted), *self.head.sample_shape, device=self.device) for _ in range(2)
         )
         aim[:, :h, :a], mask[:, :h, :a] = normal.float(), weight.to(self.device)[..., None]
-        path, _ = self._walk(observation, deterministic, None, Guidance(aim, mask, most))
-        return self._decided(path[-1])
+        walk = self._walk(observation, deterministic, None, Guidance(aim, mask, most))
+        return self._decided(walk.path[-1])

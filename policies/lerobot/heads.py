@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from policies.denoising.chain import Chain, diffusion_chain, split_prediction
 from policies.trunk.features import coarse
@@ -74,6 +74,29 @@ class ChainHead(Head, Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Estimates of the action and of the noise [b T d] from the sample ``x`` before step
         ``index``, one of all rows or int64 [b], one of each."""
+        ...
+
+
+@runtime_checkable
+class FeatureHead(ChainHead, Protocol):
+    """One whose network ends in a linear layer that reads features of each control step."""
+
+    output: nn.Linear
+
+
+@runtime_checkable
+class SharingHead(ChainHead, Protocol):
+    """One whose loss takes ``noise_samples`` noisy chunks of each row on one pass of the prefix."""
+
+    noise_samples: int
+
+
+@runtime_checkable
+class BeginningHead(ChainHead, Protocol):
+    """One whose chain does not begin with normal noise."""
+
+    def begins(self, noise: Tensor) -> Tensor:
+        """What a chain starts from, of standard normal ``noise`` [b T d]."""
         ...
 
 

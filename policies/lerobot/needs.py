@@ -16,7 +16,9 @@ from policies.lerobot.package import since, version
 from vla_rl.errors import MissingDependency
 
 # lerobot's settings that name one
-BACKBONES = ("vlm_model_name", "tokenizer_name", "text_encoder_name")
+BACKBONES = ("vlm_model_name", "vlm_base", "tokenizer_name", "text_encoder_name")
+OWN_BACKBONE = BACKBONES[:2]  # of them those that `policy.vlm` takes the place of
+TOKENIZERS = ("tokenizer_name", "processor_name")  # what a step of its processors calls it
 # one of them is there where a tokenizer is
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
@@ -52,9 +54,10 @@ def require_checkpoint(folder: str, vlm: str) -> None:
             "steps"
         ]
         names = [
-            str(step["config"]["tokenizer_name"])
+            str(step["config"][key])
             for step in steps
-            if "tokenizer_name" in step.get("config", {})
+            for key in TOKENIZERS
+            if key in step.get("config", {})
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return

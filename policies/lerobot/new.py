@@ -12,7 +12,7 @@ import torch
 
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.heads import ACTION, STATE
-from policies.lerobot.needs import require_family, tokenizer_of
+from policies.lerobot.needs import OWN_BACKBONE, require_family, tokenizer_of
 from policies.lerobot.package import quiet
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import IMAGENET, IMAGES, PIPELINES, STATISTICS, Stored, decode
@@ -53,6 +53,13 @@ def new_policy(
         "n_action_steps": h,
         **shape,
     }
+    if config.action_range == "bounds":
+        settings["normalization_mapping"] = _in_bounds(config.family)
+        action = {
+            **action,
+            "low": list(embodiment.action_low),
+            "high": list(embodiment.action_high),
+        }
     options = config.option_values()
     unknown = sorted(set(options) - known)
     if unknown:
@@ -62,9 +69,17 @@ def new_policy(
         )
     if "pretrained_backbone_weights" in known:
         settings["pretrained_backbone_weights"] = None  # the default would be fetched from the net
-    if config.vlm and "vlm_model_name" in known:
-        settings["vlm_model_name"] = config.vlm
+    settings |= {key: config.words for key in OWN_BACKBONE if config.words and key in known}
     return with_processors(settings | options, config, action, proprio)
+
+
+def _in_bounds(family: str) -> dict[str, str]:
+    """The family's normalisation, with actions between the limits that its statistics have."""
+    from lerobot.configs.policies import PreTrainedConfig
+
+    fields = dataclasses.fields(PreTrainedConfig.get_choice_class(family))
+    factory: Any = next(f.default_factory for f in fields if f.name == "normalization_mapping")
+    return {kind: mode.value for kind, mode in factory().items()} | {"ACTION": "MIN_MAX"}
 
 
 def with_processors(
@@ -90,7 +105,7 @@ def with_processors(
     with tempfile.TemporaryDirectory() as name:
         decoded._save_pretrained(folder := Path(name))
         try:
-            with quiet(), tokenizer_of(family, config.vlm):
+            with quiet(), tokenizer_of(family, config.words):
                 processors = make_pre_post_processors(decoded, dataset_stats=statistics)
         except OSError as error:
             raise MissingDependency(

@@ -21,38 +21,47 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
+from policies.denoising.base import chunk_normals
 from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.fit import match_cameras, require_fit
-from policies.lerobot.flows import repeated
+from policies.lerobot.flows import kept, repeated, restored
 from policies.lerobot.guided import GuidedChain
 from policies.lerobot.heads import (
     ACTION,
     PADDED,
     STATE,
+    BeginningHead,
     ChainHead,
+    FeatureHead,
     FinishingHead,
     RegressionHead,
+    SharingHead,
     column,
 )
 from policies.lerobot.new import new_policy
+from policies.lerobot.noise import NoiseNet, drawn_steps, inputs_of
 from policies.lerobot.openpi import FAMILIES as OPENPIS
 from policies.lerobot.openpi import is_openpi, read_openpi, write_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
+from policies.lerobot.student import TeachingChain
 from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
-from policies.settings import LeRobotConfig
+from policies.settings import LEARNED_NOISE, LeRobotConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
+
+NET = "noise_net."  # before the names of its weights
+KEPT_BYTES = 2**20  # of a decision's prefix that is kept with it, where RL does not train it
 
 
 # ------------------------------------------------------------------------------------------- policy
@@ -69,8 +78,9 @@ class LeRobotPolicy(nn.Module, Policy):
         super().__init__()
         self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
         self.head = FAMILIES[stored.family].make_head(model)
+        self._share_noise()
         self.cameras = match_cameras(config, embodiment, stored)
-        self.preprocessor, self.postprocessor = build_pipelines(stored, config.vlm)
+        self.preprocessor, self.postprocessor = build_pipelines(stored, config.words)
         self._processor_device = "cpu"
         self._checked_instructions: set[str] = set()
         self.chunk_length = self.head.chunk_length
@@ -79,6 +89,16 @@ class LeRobotPolicy(nn.Module, Policy):
                 f"policy.chunk_length is {config.chunk_length}, this {stored.family} checkpoint "
                 f"predicts chunks of {self.chunk_length}: set "
                 f"policy.chunk_length={self.chunk_length}"
+            )
+
+    def _share_noise(self) -> None:
+        head, samples = self.head, self.config.noise_samples
+        if isinstance(head, SharingHead):
+            head.noise_samples = samples
+        elif samples > 1:
+            raise ConfigError(
+                f"policy.noise_samples is {samples}, and the loss of lerobot's "
+                f"{self.stored.family} takes one noise of each demonstration: leave it at 1"
             )
 
     @property
@@ -98,7 +118,7 @@ class LeRobotPolicy(nn.Module, Policy):
         """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its
         settings name."""
         require_fit(config, embodiment, stored)
-        model = build_policy(stored.settings, config.vlm, {"device": "cpu"} if fetch else OFFLINE)
+        model = build_policy(stored.settings, config.words, {"device": "cpu"} if fetch else OFFLINE)
         kind = (
             LeRobotPolicy
             if FAMILIES[stored.family].head_class() is RegressionHead
@@ -224,6 +244,9 @@ class LeRobotPolicy(nn.Module, Policy):
     def _chunk(self, normalized: Tensor) -> ActionChunk:
         """Physical actions [b h a]; as many control steps are valid as the checkpoint says to
         execute."""
+        if FAMILIES[self.stored.family].padded:  # its postprocessor takes them so, and cuts them
+            more = self.stored.settings["max_action_dim"] - normalized.shape[-1]
+            normalized = nn.functional.pad(normalized, (0, more))
         actions = self.postprocessor(normalized).float()
         valid = torch.arange(self.chunk_length, device=actions.device) < self.head.executed
         return ActionChunk(actions=actions, valid=valid.expand(len(actions), -1).clone())
@@ -347,7 +370,25 @@ class LeRobotPolicy(nn.Module, Policy):
         return sum(p.numel() for p in self.parameters())
 
 
-class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
+def _is_blank(observation: Observation) -> bool:
+    """Whether it is one that only asks for sizes (`Observation.blank`), as what learns on top of
+    a policy does first; it says nothing, and shows nothing."""
+    told = any(text.strip() for text in observation.instruction)
+    return not told and not any(bool(x.any()) for x in observation.images.values())
+
+
+class Walk(NamedTuple):
+    """A chain that was taken: ``path`` K + 1 samples [b T d] from the first noise on, ``log_probs``
+    of its K steps [b h a], what is fixed along it, and the one step [b] that was noisy, where it
+    was one."""
+
+    path: list[Tensor]
+    log_probs: list[Tensor]
+    condition: Any
+    first_step: Tensor
+
+
+class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
     """A diffusion or flow policy: actions come out of a chain of Gaussian steps, which is what
     `replay` keeps."""
 
@@ -360,10 +401,14 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     ):
         super().__init__(config, embodiment, stored, model)
         noise_level = self.head.default_noise if config.noise_level is None else config.noise_level
-        chain = self.head.chain(
+        self.chain = self.head.chain(
             config.denoising_steps or self.head.default_steps, config.sampler, noise_level
         )
-        self.chain = chain.with_std_limits(config.min_std, config.max_std)
+        self.noise_net: NoiseNet | None = None
+        if config.sampler == LEARNED_NOISE:
+            self.noise_net = self._new_noise_net()
+        else:
+            self.chain = self.chain.with_std_limits(config.min_std, config.max_std)
         steps = len(self.chain)
         if config.trained_steps > steps:
             raise ConfigError(
@@ -374,6 +419,36 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         trained = steps - self.first_trained
         self._discount = chains.discount_schedule(trained, config.advantage_discount)
         self._clip_scale = chains.clip_schedule(trained, config.clip_base, config.clip_rate)
+
+    def _new_noise_net(self) -> NoiseNet:
+        if not isinstance(self.head, FeatureHead):
+            raise ConfigError(
+                f"policy.sampler={LEARNED_NOISE} learns its noise from what an expert makes of "
+                f"each control step, and lerobot's {self.stored.family} has none to show: use "
+                "flow_sde or flow_cps"
+            )
+        config, width = self.config, self.head.output.in_features
+        low, high = config.learned_std_low, config.learned_std_high
+        return NoiseNet(width, self.embodiment.action_dim, low, high).to(self.device)
+
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.Policy`: what imitated without a noise network gets an
+        untrained one, and one that is not asked for is left out."""
+        own = (
+            {f"{NET}{k}": x for k, x in self.noise_net.state_dict().items()}
+            if self.noise_net
+            else {}
+        )
+        return own | {k: x for k, x in weights.items() if k in own or not k.startswith(NET)}
+
+    @property
+    def steps_per_likelihood(self) -> int:
+        """Size of the "denoising_step" axis."""
+        return 1 if self.config.stochastic_steps == "one" else len(self._discount)
+
+    @property
+    def correlated_axes(self) -> tuple[str, ...]:
+        return self.config.correlated_axes
 
     def _actions(self, x: Tensor) -> Tensor:
         """The robot's part [b h a] of a sample [b T d]."""
@@ -396,15 +471,33 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """Mean and standard deviation (a number, or [b 1 1]) of the stochastic step ``index``, one
         or one a row, from ``x`` [b T d], and the plain step of a chain that began with
         ``first``."""
-        action, noise = self._estimates(condition, x, index, guidance)
 
         def of(values: Tensor) -> Tensor:
             return column(values, index, x)
 
+        std = of(self.chain.std)
+        if self.noise_net is None:
+            action, noise = self._estimates(condition, x, index, guidance)
+        else:
+            head: Any = self.head  # a `FeatureHead`
+            with inputs_of(head.output) as seen:
+                action, noise = self._estimates(condition, x, index, guidance)
+            std = self.noise_net(seen[-1])
+            std = nn.functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
         mean = of(self.chain.weight_action) * action + of(self.chain.weight_noise) * noise
         onward = noise if first is None or not self.head.keeps_first_noise else first
         plain = of(self.chain.mean_action) * action + of(self.chain.mean_noise) * onward
-        return mean, of(self.chain.std), plain
+        return mean, std, plain
+
+    def _log_prob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Of the robot's entries [b h a]. That of Flow-Noise is the mean over the steps and the
+        first noise, whose ratio is 1."""
+        log_prob = chains.gaussian_log_prob(self._actions(x), self._actions(mean), self._own(std))
+        return log_prob if self.noise_net is None else log_prob / (len(self.chain) + 1)
+
+    def _own(self, std: Tensor) -> Tensor:
+        """The robot's part of standard deviations, where each entry has its own."""
+        return std if self.noise_net is None else self._actions(std)
 
     @torch.no_grad()
     def act(
@@ -417,11 +510,24 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         """One chunk per row. ``deterministic``: from the row's first noise along the sampler
         without noise (DDIM with η = 0, or Euler); without ``seeds`` that noise is the same at every
         call."""
-        path, log_probs = self._walk(observation, deterministic, seeds)
+        walk = self._walk(observation, deterministic, seeds)
+        prefix = kept(walk.condition) if self.config.freeze_prefix else {}
+        if sum(x[0].numel() * x.element_size() for x in prefix.values()) > KEPT_BYTES:
+            prefix = {}
+        path, log_prob, first = torch.stack(walk.path, 1), torch.stack(walk.log_probs, 1), {}
+        if self.config.stochastic_steps == "one":
+            rows, at = (
+                torch.arange(len(path), device=path.device)[:, None],
+                walk.first_step[:, None],
+            )
+            path, log_prob = path[rows, torch.cat([at, at + 1], 1)], log_prob[rows, at]
+            first = {"first_step": walk.first_step}
+        else:
+            path, log_prob = path[:, self.first_trained :], log_prob[:, self.first_trained :]
         return PolicyOutput(
-            chunk=self._decided(path[-1]),
-            behavior_log_prob=torch.stack(log_probs, dim=1),
-            replay={"chain": torch.stack(path[self.first_trained :], dim=1)},
+            chunk=self._decided(walk.path[-1]),
+            behavior_log_prob=log_prob,
+            replay={"chain": path, **first, **prefix},
         )
 
     def _walk(
@@ -431,31 +537,37 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         seeds: Sequence[int] | None,
         guidance: Any = None,
         start: Tensor | None = None,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> Walk:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         if seeds is None:
             seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
         if len(seeds) != b:
             raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-        draws = 1 if deterministic else steps + 1
-        noise = (
-            counter_normals(seeds, draws * math.prod(shape)).view(b, draws, *shape).to(self.device)
-        )
+        draws, shared = (0, 0.0) if deterministic else (steps, self.config.noise_correlation)
+        drawn = chunk_normals(seeds, draws, *shape, shared)
+        first, noise = (x.to(self.device) for x in drawn)
         free = self._free()
         self.model.eval()
-        # (what steers asks a blank one first)
-        told = start is None or any(text.strip() for text in observation.instruction)
-        condition = self.head.condition(self._batch(observation, check=told))
-        path, log_probs = [noise[:, 0] if start is None else start], []
+        batch = self._batch(observation, check=not _is_blank(observation))
+        condition = self.head.condition(batch)
+        begin = first if start is None else start
+        if isinstance(self.head, BeginningHead):
+            begin = self.head.begins(begin)
+        chosen = drawn_steps(seeds, self.first_trained, steps).to(self.device)
+        path, log_probs = [begin], []
         for k in range(steps):
             mean, std, plain = self._step(condition, path[-1], k, guidance, path[0])
-            x = plain if deterministic else torch.where(free, mean + std * noise[:, k + 1], plain)
-            if k >= self.first_trained:
-                log_probs.append(
-                    chains.gaussian_log_prob(self._actions(x), self._actions(mean), std)
+            x = plain
+            if not deterministic:
+                noisy = (
+                    free
+                    if self.config.stochastic_steps == "all"
+                    else (free & (chosen == k)[:, None, None])
                 )
+                x = torch.where(noisy, mean + std * noise[:, k], plain)
+            log_probs.append(self._log_prob(x, mean, std))
             path.append(x)
-        return path, log_probs
+        return Walk(path, log_probs, condition, chosen)
 
     @torch.no_grad()
     def decode(
@@ -467,8 +579,8 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         start = counter_normals([0] * len(noise), math.prod(self.head.sample_shape)).to(self.device)
         start = start.view(len(noise), *self.head.sample_shape)
         self._actions(start).copy_(noise)
-        path, _ = self._walk(observation, True, None, start=start)
-        return self._decided(path[-1]).actions
+        walk = self._walk(observation, True, None, start=start)
+        return self._decided(walk.path[-1]).actions
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b k h a] of the stored ``chain`` [b k+1 T d] under the present
@@ -479,30 +591,43 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
         unchanged weights.
         """
         self.model.eval()
-        path, trained = replay["chain"].to(self.device), len(self._discount)
+        path, trained = replay["chain"].to(self.device), self.steps_per_likelihood
         if path.shape[1] != trained + 1:
             raise ValueError(
                 f"the stored chain has {path.shape[1] - 1} steps, this policy learns from {trained}"
             )
+        index = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path), 1)
+        if self.config.stochastic_steps == "one":
+            index = replay["first_step"].cpu()[:, None]
         with torch.autocast(self.device.type, enabled=False):
-            condition = repeated(self.head.condition(self._batch(observation)), trained)
-            steps = torch.arange(self.first_trained, self.first_trained + trained).repeat(len(path))
+            condition = repeated(self._fixed(observation, replay), trained)
             before, after = path[:, :-1].flatten(0, 1), path[:, 1:].flatten(0, 1)
-            mean, std, _ = self._step(condition, before, steps)
-            log_prob = chains.gaussian_log_prob(self._actions(after), self._actions(mean), std)
-        log_prob = log_prob.unflatten(0, (len(path), trained))
+            mean, std, _ = self._step(condition, before, index.flatten())
+            log_prob = self._log_prob(after, mean, std).unflatten(0, index.shape)
+        own = self._own(std).expand(*std.shape[:1], *log_prob.shape[2:]).unflatten(0, index.shape)
 
         def per_step(values: Tensor) -> Tensor:
-            return values.to(log_prob.device)[None, :, None, None].expand_as(log_prob)
+            chosen = values[index - self.first_trained].to(log_prob.device)
+            return chosen[:, :, None, None].expand_as(log_prob)
 
         return PolicyEvaluation(
             log_prob=log_prob,
-            entropy=per_step(chains.gaussian_entropy(self.chain.std[self.first_trained :])),
+            entropy=chains.gaussian_entropy(own),
             advantage_weight=None
             if self.config.advantage_discount == 1.0
             else per_step(self._discount),
             clip_scale=None if self.config.clip_base == 1.0 else per_step(self._clip_scale),
         )
+
+    def _fixed(self, observation: Observation, replay: Mapping[str, Tensor]) -> Any:
+        """What is fixed along a chain; of the time of acting, or without gradient, where RL leaves
+        what makes it as it is."""
+        if not self.config.freeze_prefix:
+            return self.head.condition(self._batch(observation))
+        if any(name.startswith("prefix") for name in replay):
+            return restored({name: x.to(self.device) for name, x in replay.items()})
+        with torch.no_grad():
+            return self.head.condition(self._batch(observation))
 
     def _free(self) -> Tensor:
         """bool [T d]: entries of a sample that are noised, that is those of the robot's own

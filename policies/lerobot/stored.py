@@ -13,6 +13,7 @@ import torch
 
 from policies.lerobot.families import FAMILIES, LEFT_OUT
 from policies.lerobot.heads import ACTION, STATE
+from policies.lerobot.needs import TOKENIZERS
 from policies.lerobot.package import quiet, version
 from policies.lerobot.sizes import SIZES
 from vla_rl.errors import ConfigError, UserError
@@ -82,8 +83,9 @@ class Stored:
         for name, pipeline in self.pipelines.items():
             document = json.loads(json.dumps(pipeline["json"]))
             for step in document["steps"]:
-                if vlm and "tokenizer_name" in step.get("config", {}):
-                    step["config"]["tokenizer_name"] = vlm
+                for key in TOKENIZERS if vlm else ():
+                    if key in step.get("config", {}):
+                        step["config"][key] = vlm
                 if device and step.get("registry_name") == "device_processor":
                     step["config"]["device"] = device
             (folder / f"{name}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")

@@ -157,6 +157,9 @@ class ActorCritic(ABC):
         if self._chooses is not None:
             figures["gripper_loss"] = self._choice_loss(batch, encoded, frames, next_frames)
             loss = loss + figures["gripper_loss"]
+        if (besides := self.policy.encoder_loss(frames)) is not None:
+            figures["encoder_loss"] = besides
+            loss = loss + besides
         loss.backward()
         self._critic_guard.step(self.critic_optimizer, loss.detach())
         self.updates += 1

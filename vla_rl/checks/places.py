@@ -25,7 +25,7 @@ _FRAMES = 50  # of a demonstration, roughly; a pixel takes about a byte, as thre
 _PLACES = {
     "reward": ("checkpoint", "reference", "release", "comparisons", "backbone_checkpoint"),
     "env": ("assets", "root", "seeds"),
-    "policy": ("checkpoint", "vlm"),
+    "policy": ("checkpoint",),
     "sft": ("filter",),
 }
 

@@ -49,6 +49,10 @@ class ActorPolicy(Policy):
         """[b f] with gradient to ``encoder``."""
         raise NotImplementedError
 
+    def encoder_loss(self, frames: Mapping[str, Tensor]) -> Tensor | None:
+        """What the encoder learns besides what critics teach it; None: nothing."""
+        return None
+
     def propose(
         self, encoded: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
