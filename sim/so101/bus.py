@@ -9,7 +9,6 @@ A follower holds once it is told to; a leader is the same arm that somebody's ha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import random
@@ -20,6 +19,7 @@ import tty
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -216,8 +216,8 @@ class Bus:
             self._now += steps * STEP_S
             self.advance(steps * STEP_S)
 
-    def strike(self, **faults: float) -> None:
-        """Faults from now on, such as ``lose=0.1``; without any: none."""
+    def strike(self, **faults: Any) -> None:
+        """`Faults` from now on, such as ``lose=0.1``; without any: none."""
         with self._lock:
-            self.faults = dataclasses.replace(Faults(), **faults)
+            self.faults = Faults(**faults)
             self._random = random.Random(self.faults.seed)

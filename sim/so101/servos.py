@@ -38,7 +38,7 @@ def packet(id: int, kind: int, parameters: bytes = b"") -> bytes:
 def packets(buffer: bytearray) -> list[tuple[int, int, bytes]]:
     """(id, kind, parameters) of each whole and sound packet, taken off ``buffer``; what is none is
     dropped, and an unfinished end is left."""
-    found = []
+    found: list[tuple[int, int, bytes]] = []
     while True:
         begin = buffer.find(b"\xff\xff")
         if begin < 0:

@@ -158,7 +158,7 @@ def _require_alike(sources: Sequence[Source]) -> None:
     first = sources[0]
     for other in sources[1:]:
         for word in ("fps", "state_names", "action_names"):
-            mine, its = vars_of(first, word), vars_of(other, word)
+            mine, its = _word(first, word), _word(other, word)
             if mine != its:
                 raise DatasetError(
                     f"{first.path} has {word} {mine}, and {other.path} {its}: only recordings of "
@@ -166,7 +166,7 @@ def _require_alike(sources: Sequence[Source]) -> None:
                 )
 
 
-def vars_of(source: Source, word: str) -> object:
+def _word(source: Source, word: str) -> object:
     return {
         "fps": source.fps,
         "state_names": source.state_names,

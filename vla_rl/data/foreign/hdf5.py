@@ -40,7 +40,7 @@ class Robomimic:
     by ``+``), else end effector and gripper of ``robot0``; all pictures are cameras, ``_image``
     left out of their names."""
 
-    robot = ""
+    robot: str = ""
 
     def __init__(self, path: Path, options: Options):
         self.path, self.options, self._h5 = path, options, h5py_package()
@@ -106,7 +106,8 @@ class Robomimic:
 class Libero:
     """See `Source`: as ``env=libero`` reads these files."""
 
-    robot, fps = "libero_panda", 20.0
+    robot: str = "libero_panda"
+    fps: float = 20.0
 
     def __init__(self, path: Path, options: Options):
         self.path, self.options = path, options
@@ -119,8 +120,17 @@ class Libero:
                 for name, (key, _) in known.items()
                 if key in observed and options.keeps(options.ours(name))
             )
-        self.state_names = ("x", "y", "z", "rx", "ry", "rz", "finger_0", "finger_1")
-        self.action_names = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
+        self.state_names: tuple[str, ...] = (
+            "x",
+            "y",
+            "z",
+            "rx",
+            "ry",
+            "rz",
+            "finger_0",
+            "finger_1",
+        )
+        self.action_names: tuple[str, ...] = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
         self._spec = EmbodimentSpec(
             name=self.robot,
             action_names=self.action_names,

@@ -71,10 +71,10 @@ class LeRobotV2:
                 f"{file} has {table.num_rows} rows, and episodes.jsonl says {length}: fetch it "
                 "again"
             )
-        vectors = [
+        state, actions = (
             matrix(np.array(table[key].to_pylist()), f"{key} of {file}")
             for key in (self._state, self._action)
-        ]
+        )
         shown = self._cameras if pictures else {}
         images = {
             camera: self._video(key, number, length)
@@ -83,7 +83,7 @@ class LeRobotV2:
             for camera, (key, kind) in shown.items()
         }
         text = self._tasks.get(int(table["task_index"][0].as_py()), "")
-        return Take(f"episode {number}", images, *vectors, text or self.options.instruction)
+        return Take(f"episode {number}", images, state, actions, text or self.options.instruction)
 
     def _video(self, key: str, number: int, length: int) -> np.ndarray:
         """The frames in order, one a row: their stamps are those of the rows."""

@@ -91,15 +91,15 @@ class Mcap:
         names = rows[self._state][0].get("name")
         if isinstance(names, list) and not self._names:
             self._names = tuple(map(str, names))
-        vectors = [
+        state, actions = (
             matrix([_vector(row, topic, file) for row in rows[topic]], f"{file}: {topic}")
             for topic in (self._state, self._action)
-        ]
+        )
         images = {
             camera: colours(_shown(rows[topic], topic, file), f"{file}: {topic}")
             for camera, topic in shown.items()
         }
-        return Take(file.name, images, *vectors, self.options.instruction)
+        return Take(file.name, images, state, actions, self.options.instruction)
 
     def _messages(self, file: Path, topics: list[str]) -> dict[str, tuple[list[int], list[Any]]]:
         said: dict[str, tuple[list[int], list[Any]]] = {topic: ([], []) for topic in topics}
