@@ -109,6 +109,23 @@ KINDS: dict[str, Kind] = {
         },
         overrides="of dualarm and robotwin: env.root=FOLDER ...",
     ),
+    "experts": Kind(
+        "how often an env's scripted experts succeed, by task and noise",
+        "benchmarks.simulator.experts",
+        {
+            "--episodes": _count(20, "of each task and noise", "N"),
+            "--noise": {
+                "type": float,
+                "nargs": "+",
+                "default": [0.0],
+                "help": "std of what is put on executed actions, as a share of their half-range",
+            },
+            "--speed": _number(1.0, "share of the expert's own speed"),
+            "--split": {"choices": ("train", "held_out"), "default": "train", "help": "of states"},
+            "--perturb": {"metavar": "NAME:LEVEL", "help": "such as layout:3"},
+        },
+        overrides="default: run=quickstart",
+    ),
     "learn": Kind(
         "how soon runs reached a success rate, and where their seconds went",
         "benchmarks.learning.learn",
@@ -170,6 +187,16 @@ KINDS: dict[str, Kind] = {
         "benchmarks.learning.overlap",
         _turns(20, "ways"),
         overrides="default: run=toy, which sleeps",
+    ),
+    "exchange": Kind(
+        "bytes and CPU s of episodes on their way to the ranks that learn from them, on Ray",
+        "benchmarks.learning.exchange",
+        {
+            "--episodes": _count(32, "of the batch", "N"),
+            "--decisions": _count(30, "of each", "N"),
+            "--size": _count(224, "pixels of each of two cameras"),
+            "--ranks": _counts((1, 2, 4), "numbers of ranks, one after the other", "N"),
+        },
     ),
     "faults": Kind(
         "a run on two Ray nodes whose processes are killed, against one in peace",

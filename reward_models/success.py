@@ -15,6 +15,8 @@ from vla_rl.types import Trajectory
 class TaskSuccess(RewardModel):
     """Reward on the last decision of a successful trajectory, 0 elsewhere."""
 
+    reads_frames = False
+
     def __init__(self, config: TaskSuccessConfig):
         self.config = config
 

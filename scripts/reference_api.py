@@ -20,6 +20,7 @@ API = {
             "vla_rl.config": ("compose", "override", "load", "save", "to_yaml", "RunConfig"),
             "vla_rl.run.pipeline": ("run_pipeline",),
             "vla_rl.build": ("implementation", "config_class", "names"),
+            "vla_rl.bounds": ("Bounded", "bound", "several", "told_by"),
             "vla_rl.checkpoint": (
                 "Checkpointable",
                 "save_checkpoint",

@@ -536,12 +536,12 @@ def test_bad_input(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"trained_steps is 5, the chain has 4 steps"):
         load(folders["diffusion"], trained_steps=5)
     for field, value, text in (
-        ("family", "rt2", "choose one of act, diffusion, smolvla"),
+        ("family", "rt2", "family='rt2' .* one of act, diffusion, smolvla"),
         ("min_std", 0.0, "no likelihood"),
-        ("sampler", "ddim", "choose one of flow_sde, flow_cps"),
-        ("clip_base", 0.0, r"must lie in \(0, 1\]"),
+        ("sampler", "ddim", "sampler='ddim' .* one of flow_sde, flow_cps"),
+        ("clip_base", 0.0, "clip_base=0.0 .* above 0 and at most 1"),
         ("options", ["dim_model"], "name:value"),
-        ("denoising_steps", -1, "must not be negative"),
+        ("denoising_steps", -1, "denoising_steps=-1 .* 0 or more"),
     ):
         with pytest.raises(ConfigError, match=text):
             LeRobotConfig(**{field: value})

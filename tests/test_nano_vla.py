@@ -563,19 +563,19 @@ def test_observations_of_another_robot():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoding": "diffusion"}, "choose one of parallel, autoregressive"),
-        ({"bin_range": "x"}, "choose one of bounds, minmax, quantile"),
-        ({"action_bins": 1}, "at least 2"),
+        ({"decoding": "diffusion"}, "decoding='diffusion' .* one of parallel, autoregressive"),
+        ({"bin_range": "x"}, "bin_range='x' .* one of bounds, minmax, quantile"),
+        ({"action_bins": 1}, "action_bins=1 .* 2 or more"),
         ({"temperature": 0.0}, "above 0"),
         ({"noise_correlation": 1.0}, "below 1"),
         (
             {"noise_correlation": 0.8, "decoding": "autoregressive"},
             "noise_correlation=0, or policy.decoding=parallel",
         ),
-        ({"llm_width": 18, "llm_heads": 4}, "not divisible by llm_heads"),
+        ({"llm_width": 18, "llm_heads": 4}, "llm_width=18 is not divisible by policy.llm_heads=4"),
         ({"llm_width": 18, "llm_heads": 6}, "even"),
         ({"stem_strides": [4]}, "need 2 each"),
-        ({"chunk_length": 0}, "at least 1"),
+        ({"chunk_length": 0}, "chunk_length=0 .* 1 or more"),
     ],
 )
 def test_config_errors(changes: dict, message: str):

@@ -249,10 +249,12 @@ class RewardClass:
 @dataclass(frozen=True)
 class AlgorithmClass:
     """``actor_distribution``: the only kind of actor that it trains, gaussian or deterministic
-    ("": any)."""
+    ("": any). ``takes_parts``, of the algorithm itself: of several ranks, each needs images and
+    replay of its own part of a batch alone (`vla_rl.types.Held`)."""
 
     reads_rewards: bool = True
     actor_distribution: str = ""
+    takes_parts: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from vla_rl.commands import (
     robot,
     robotwin,
     run,
+    study,
 )
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, UserError, visible
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(end="", flush=True)  # so that a reader that has gone shows here
             return status
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and unread():
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = arguments.function in (*run.RESUMES, robot.run_learn)
+        resumes = arguments.function in (*run.RESUMES, *study.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
 
@@ -89,6 +90,7 @@ def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
 # What the numbers among the options may be, whatever the command (None: no limit).
 _LIMITS: dict[str, tuple[float, float | None]] = {
     "episodes": (1, None),
+    "jobs": (1, None),
     "episodes_per_task": (1, None),
     "seed": (0, 2**63 - 1),
     "seeds": (0, 2**63 - 1),
@@ -164,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         libero,
         robotwin,
         cluster,
+        study,
         bench,
     ):
         module.add(command)

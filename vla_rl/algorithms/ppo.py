@@ -46,7 +46,7 @@ from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, Critic, Policy
 from vla_rl.ranks import Ranks
-from vla_rl.types import Observation, RolloutBatch
+from vla_rl.types import RolloutBatch
 
 
 @dataclass
@@ -54,8 +54,7 @@ class _Prepared:
     """What the epochs need of a batch of n decisions, computed once and kept on the policy's
     device."""
 
-    observations: Observation  # where the rollout left it; minibatches of it are moved
-    replay: dict[str, Tensor]
+    batch: RolloutBatch  # where the rollout left it; minibatches of it are moved
     all: Rows
     tokens: Tensor  # int64 [n], log-prob entries that count in each decision
     taking_part: Tensor  # indices of the decisions that do, on the CPU
@@ -138,6 +137,13 @@ class PPO:
         return cls(
             config, policy, context.make_critic(), reference, demonstrations=context.demonstrations
         )
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether each rank needs images and replay of its own part of a batch alone
+        (`RolloutBatch.held`): a memory of successes and a critic that sees read all of them."""
+        trainer = self._critic_trainer
+        return self.memory is None and (trainer is None or not trainer.critic.reads_images)
 
     # ----------------------------------------------------------------------------------- one update
     def update(
@@ -263,8 +269,7 @@ class PPO:
             for r in torch.arange(batch.num_decisions).split(batch.lengths.tolist())
         ]
         return _Prepared(
-            observations=batch.observations.without_privileged(),
-            replay=batch.replay,
+            batch=batch,
             all=Rows(
                 learn=learn.to(device),
                 old_log_prob=old_log_prob,
@@ -348,15 +353,15 @@ class PPO:
         totals = Totals(
             count, tokens.sum().clamp(min=1), (tokens * data.all.imitate[at]).sum().clamp(min=1)
         )
-        share, real = self.ranks.share(count)
-        rows, advantages, real = rows[share], advantages[share.to(device)], real.to(device)
+        share, rows, real = self._reader.own(data.batch, rows)
+        advantages, real = advantages[share.to(device)], real.to(device)
         size = config.micro_batch_size or len(rows)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
         for part, part_advantages, counts in zip(
             rows.split(size), advantages.split(size), real.split(size), strict=True
         ):
-            out = self._reader.ask(self.policy, data.observations, data.replay, part)
+            out = self._reader.ask(self.policy, data.batch, part)
             own = data.all.share(part.to(device), part_advantages, counts, norm)
             found = self._surrogate.losses(out, own, totals, value_only=value_only)
             found.loss.backward()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,11 +205,35 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     )
 
 
-def evaluate_held_out(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
+@contextlib.contextmanager
+def evaluating(run: Run, policy: Any) -> Iterator[Collector | None]:
+    """Where the held-out episodes of a phase run: in the rollout actors of a cluster that starts
+    here, or in this process (None). Actors can stand in for the policy that they act with in RL
+    alone, so not for the start of a run whose actor goes on top of it."""
+    config, cluster = run.config, run.config.cluster
+    acts = config.actor_type == "none" or policy.beneath() is not None
+    if config.cluster_type != "ray" or cluster.evaluate != "rollouts" or not acts:
+        yield None
+        return
+    with contextlib.closing(run.collector(policy)) as collector:
+        collector.publish(0)
+        yield collector
+
+
+def evaluate_held_out(
+    run: Run, policy: Any, label: str, collector: Collector | None = None, **changes: Any
+) -> EvaluationResult:
+    """``collector`` as of `evaluate`."""
     settings = dataclasses.replace(run.config.evaluate, **changes)
     with run.progress.task(
         f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task
     ) as bar:
-        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.update)
+        result = evaluate(
+            run.engine(policy),
+            run.eval_tasks,
+            settings,
+            progress=bar.update,
+            collector=collector,
+        )
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result

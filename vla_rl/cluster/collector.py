@@ -248,7 +248,11 @@ def job_of(config: RunConfig) -> Job:
     needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"
     place = Workplace.of(config, cluster.rollouts, cluster.threads)
     return Job(
-        place, needs in ("likelihood", "imitation"), cluster.ahead > 0, cluster.start_timeout
+        place,
+        needs in ("likelihood", "imitation"),
+        cluster.ahead > 0,
+        cluster.learners,
+        cluster.start_timeout,
     )
 
 

@@ -199,6 +199,11 @@ class Policy(Offering):
         its likelihood."""
         raise NotImplementedError
 
+    def lasts(self, output: PolicyOutput) -> Tensor | None:
+        """The share [h] of a control step, above 0, that each row of ``output`` lasts in a session
+        with an arm; None: all of it."""
+        return None
+
     # ------------------------------------------------------------------------- weights, several ranks
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """What learns, where it requires a gradient."""

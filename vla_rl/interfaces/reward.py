@@ -41,6 +41,12 @@ class RewardModel(Offering):
         """A part of its work that can be done as each episode ends: called in a thread while other
         episodes still simulate."""
 
+    @default
+    def reads_frames(self) -> bool:
+        """Whether it looks at images or at what the policy keeps for its replay. False: on a
+        cluster they stay where they are."""
+        return True
+
     def metrics(self) -> Mapping[str, float]:
         """Figures to log of the last `score`."""
         return {}

@@ -76,6 +76,10 @@ class CombinedReward(RewardModel):
     def learned(self) -> bool:
         return any(p.reward.learned for p in self.parts.values())
 
+    @property
+    def reads_frames(self) -> bool:
+        return any(part.reward.reads_frames for part in self.parts.values())
+
     def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
         """Normalised, not yet weighted rewards of each part: per decision, or of all per control
         step where one is."""

@@ -50,8 +50,11 @@ class RewardScorer:
 
     def _prepare(self, trajectory: Trajectory) -> float:
         started = time.perf_counter()
-        self.reward.prepare(trajectory)
+        self.reward.prepare(self._seen(trajectory))
         return time.perf_counter() - started
+
+    def _seen(self, trajectory: Trajectory) -> Trajectory:
+        return trajectory.whole() if self.reward.reads_frames else trajectory
 
     def score(
         self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()
@@ -66,6 +69,7 @@ class RewardScorer:
         started = time.perf_counter()
         overlapped = sum(future.result() for future in self._pending)
         self._pending.clear()
+        trajectories = [self._seen(trajectory) for trajectory in trajectories]
         learn: Any
         if names and "parts" in self.reward.can:
             parts = self.reward.score_parts(trajectories)
@@ -99,6 +103,10 @@ class SwitchingReward(RewardModel):
         self.active: Any = RewardModel.of(reward)
         self.make = make
         self.switched = False
+
+    @property
+    def reads_frames(self) -> bool:
+        return self.active.reads_frames
 
     def switch(self, reward: Any) -> None:
         self.active, self.switched = RewardModel.of(reward), True

@@ -21,7 +21,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
 
-Decide = Callable[..., np.ndarray]
+Decide = Callable[..., Any]  # as of `real.acting`
 
 
 def make_decide(
@@ -45,8 +45,9 @@ def make_decide(
         instruction: str,
         first: bool,
         guide: Any = None,
-    ) -> np.ndarray:
-        """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
+    ) -> Any:
+        """Actions float32 [h a], with the shares [h 1] of a control step that they last where the
+        policy says so; ``guide`` as `real.overlap.Guide`."""
         seen = Observation.from_slots([SlotObservation(images, proprio, instruction)])
         seen = seen if device is None else seen.to(device)
         if guide is not None:
@@ -66,7 +67,8 @@ def make_decide(
             output = policy.act(seen, **options)
         if output.memory is not None:
             memory[:] = output.memory
-        return rows(output.chunk)
+        found, lasts = rows(output.chunk), policy.lasts(output)
+        return found if lasts is None else (found, lasts.double().cpu().numpy()[: len(found), None])
 
     return decide
 

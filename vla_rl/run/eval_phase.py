@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.assembly.context import Run, evaluate_held_out, keep_best, start_checkpoint
+from vla_rl.assembly.context import (
+    Run,
+    evaluate_held_out,
+    evaluating,
+    keep_best,
+    start_checkpoint,
+)
 from vla_rl.config import RunConfig
 from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
@@ -53,7 +59,8 @@ def report(run: Run) -> dict[str, Any]:
 def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResult, dict[str, Any]]:
     """(what the policy did on the held-out episodes, the phase's record); figures and clips are
     kept under ``name``."""
-    result = evaluate_held_out(run, policy, name)
+    with evaluating(run, policy) as collector:
+        result = evaluate_held_out(run, policy, name, collector)
     result.save(run.dir / f"eval_{name}.json")
     video = run.dir / "videos" / f"{name}.mp4"
     write_videos(result, video, control_hz=run.env.embodiment.control_hz)
@@ -78,7 +85,10 @@ def _samples_too(config: RunConfig, policy: Any) -> bool:
 def _sampled(run: Run, policy: Any, result: EvaluationResult) -> dict[str, float]:
     """The start with sampled actions beside ``result``, for the record: the policy that RL
     starts from."""
-    sampled = evaluate_held_out(run, policy, "sft (sampled)", deterministic=False, video_episodes=0)
+    with evaluating(run, policy) as collector:
+        sampled = evaluate_held_out(
+            run, policy, "sft (sampled)", collector, deterministic=False, video_episodes=0
+        )
     sampled.save(run.dir / "sampled_sft.json")
     run.logger.log("eval", 0, {"eval_sft_sampled/success": sampled.success_rate})
     low, high = sampled.interval

@@ -15,7 +15,7 @@ from vla_rl.assembly.reward import (
     start_reward,
     trained_reward,
 )
-from vla_rl.checks.preflight import fallback_config, is_sparse
+from vla_rl.checks.rewards import fallback_config, is_sparse
 from vla_rl.data.trajectories import ROLLOUTS, load_rollouts, save_rollouts
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
 from vla_rl.monitoring.metrics import write_json
