@@ -166,13 +166,20 @@ def same(path: Path, lengths=LENGTHS) -> None:
 def test_older_lerobot_is_read_as_lerobots_own_conversion(video, tmp_path):
     """Frame by frame, beside what lerobot's script makes of the same folder."""
     pytest.importorskip("lerobot")
-    script = pytest.importorskip("lerobot.datasets.v30.convert_dataset_v21_to_v30")
+    try:
+        from lerobot.datasets.v30 import convert_dataset_v21_to_v30 as script
+
+        root = tmp_path / "hub"
+    except ImportError:  # 0.6 has it elsewhere, and its root is the dataset's own folder
+        from lerobot.scripts import convert_dataset_v21_to_v30 as script
+
+        root = tmp_path / "hub" / "theirs"
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     old = older(tmp_path / "old", video)
     assert main(["data", "convert", str(old), str(tmp_path / "ours")]) == 0
     shutil.copytree(old, tmp_path / "hub" / "theirs")
-    script.convert_dataset("theirs", root=tmp_path / "hub", push_to_hub=False)
+    script.convert_dataset("theirs", root=root, push_to_hub=False)
     theirs = LeRobotDataset("theirs", root=tmp_path / "hub" / "theirs", video_backend="pyav")
     ours = LeRobotDataset("ours", root=tmp_path / "ours")
     assert len(ours) == len(theirs) == sum(LENGTHS) and ours.fps == theirs.fps
