@@ -25,4 +25,5 @@ if [ "${1:-}" = --prepare ]; then # compiled once here, and not by every worker 
 fi
 exec "$venv/bin/python" -m pytest --timeout 900 -n logical --maxprocesses 4 --dist loadgroup -m "not slow" tests/test_lerobot_policies.py \
     tests/test_lerobot_families.py tests/test_pi0.py tests/test_dataset.py tests/test_real_lerobot.py tests/test_real_so101.py \
+    tests/test_so101.py tests/test_convert.py \
     tests/test_libero_demos.py tests/test_openvla.py tests/test_toy.py "$@"

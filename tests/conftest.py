@@ -70,6 +70,7 @@ LIBRARIES = {
     "test_openvla_runs",
     "test_real_lerobot",
     "test_real_so101",
+    "test_so101",
 }
 
 

@@ -4,6 +4,7 @@ what became of its torque."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -85,8 +86,9 @@ class FakeBus:
 def patched(monkeypatch, calibrated: bool = True, held: bool = False) -> type[FakeBus]:
     """lerobot's follower on such a bus; lerobot's import takes seconds."""
     pytest.importorskip("lerobot")
-    vendor = MagicMock(__spec__=ModuleSpec("scservo_sdk", None))  # no test talks to it
-    sys.modules.setdefault("scservo_sdk", vendor)
+    if importlib.util.find_spec("scservo_sdk") is None:  # nothing here talks to it
+        vendor = MagicMock(__spec__=ModuleSpec("scservo_sdk", None))
+        sys.modules.setdefault("scservo_sdk", vendor)
     from lerobot.robots.so_follower import so_follower
 
     monkeypatch.setattr(FakeBus, "calibrated", calibrated)

@@ -122,6 +122,14 @@ class CartesianArm:
         """Raises `ConfigError` where the model's range does not hold a joint: a wrong unit, zero
         or model."""
         self.arm.connect()
+        self._require_in_range()
+
+    def watch(self) -> None:
+        """To be read alone: see `LeRobotArm.watch`. Raises as `connect`."""
+        self.arm.watch()
+        self._require_in_range()
+
+    def _require_in_range(self) -> None:
         joints, k = self._radians(self.arm.observe()), self._kinematics
         for name, at, low, high in zip(self.config.joints, joints, k.low, k.high, strict=True):
             if not low - _SLACK <= at <= high + _SLACK:

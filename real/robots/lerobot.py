@@ -21,6 +21,7 @@ import numpy as np
 from real.lerobot_kinds import make
 from real.limits import Limits
 from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
+from real.robots.servos import Servos
 from real.robots.simulated import Picture
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.specs import CameraSpec, EmbodimentSpec
@@ -85,7 +86,9 @@ class LeRobotArm:
         self.limits = dataclasses.replace(
             _fastest(speeds or {}), joint_low=bounds[0], joint_high=bounds[1]
         )
+        self._servos = Servos(self._parts())
         self._last: Measured | None = None
+        self._held: np.ndarray | None = None  # the pose of a hold that lasts
         self._images: dict[str, np.ndarray] = {}
         self._number = -1
         self._stopped = self._owes_stop = False
@@ -123,6 +126,27 @@ class LeRobotArm:
             f"--robot.id={self._id or 'ID'}`, and give the same id here (robot.id)"
         )
 
+    def watch(self) -> None:
+        """Open it to be read alone: nothing is written to its motors, which a hand may move. Raises
+        `ConfigError` for one that is not calibrated, holds, or cannot be reached."""
+        for part in self._parts().values():
+            part.configure = lambda: None
+        try:
+            self.device.connect(calibrate=False)
+        except Exception as error:  # whatever a vendor's driver raises
+            raise ConfigError(
+                f"{self.name} cannot be connected: {first_line(error)}. Check its port, power and "
+                "cable"
+            ) from None
+        if not self.device.is_calibrated:
+            raise self._uncalibrated()
+        for part in self._parts().values():
+            if any(holding(part)):
+                raise ConfigError(
+                    f"{self.name} holds: support it by hand and switch its power off and on, so "
+                    "that it can be moved"
+                )
+
     def observe(self) -> Measured:
         """Blocks while the bus is read."""
         if self._owes_stop:
@@ -145,7 +169,7 @@ class LeRobotArm:
             )
             opening = float(np.clip((joints[self._gripper] - low) / (high - low), 0.0, 1.0))
         none = np.empty(0)
-        errors = ("stopped",) if self._stopped else ()
+        errors = (("stopped",) if self._stopped else ()) + self._servos.trouble(stamp)
         self._last = Measured(
             stamp, none, none, joints, velocity, opening, none, joints, None, errors
         )
@@ -153,12 +177,16 @@ class LeRobotArm:
 
     def command(self, reference: Reference) -> None:
         if not self._stopped:
+            self._held = None
             self._aim(reference.joints)
 
     def hold(self) -> None:
-        """Its servos keep the pose that was measured last."""
-        if self._last is not None:
-            self._aim(self._last.joints)
+        """Its servos keep the pose that was measured as the hold began: an arm gives way a little
+        under its weight, and would sink if that were its goal again and again."""
+        if self._held is None and self._last is not None:
+            self._held = self._last.joints
+        if self._held is not None:
+            self._aim(self._held)
 
     def stop(self) -> bool:
         self._stopped = self._owes_stop = True
@@ -212,6 +240,7 @@ class LeRobotArm:
         try:
             return function()
         except Exception as error:  # a corrupted packet is an IndexError of a vendor's SDK
+            self._servos.mend(self.clock())
             raise RobotLost(
                 f"{self.name} does not answer: {type(error).__name__}: {first_line(error)}"
             ) from None
@@ -313,21 +342,22 @@ class _Configure:
     def __call__(self) -> None:
         if not self._part.is_calibrated:
             raise self._uncalibrated()
-        holding = self._holding()
-        if any(holding) and not all(holding):
+        held = holding(self._part)
+        if any(held) and not all(held):
             raise ConfigError(
-                f"{sum(holding)} of the arm's {len(holding)} motors hold, the others are limp: "
+                f"{sum(held)} of the arm's {len(held)} motors hold, the others are limp: "
                 "support it, switch its power off and on again, and start anew"
             )
-        if not any(holding):
+        if not any(held):
             self._own()
 
-    def _holding(self) -> list[bool]:
-        """Whether each motor has torque; empty where the driver cannot be asked."""
-        bus = vars(self._part).get("bus")
-        try:
-            return [bool(on) for on in bus.sync_read("Torque_Enable", normalize=False).values()]
-        except NotImplementedError:  # a motor of Feetech's older protocol answers alone
-            return [bool(bus.read("Torque_Enable", name, normalize=False)) for name in bus.motors]
-        except (AttributeError, KeyError, TypeError):  # no bus, or one that knows no such register
-            return []
+
+def holding(part: Any) -> list[bool]:
+    """Whether each motor has torque; empty where the driver cannot be asked."""
+    bus = vars(part).get("bus")
+    try:
+        return [bool(on) for on in bus.sync_read("Torque_Enable", normalize=False).values()]
+    except NotImplementedError:  # a motor of Feetech's older protocol answers alone
+        return [bool(bus.read("Torque_Enable", name, normalize=False)) for name in bus.motors]
+    except (AttributeError, KeyError, TypeError):  # no bus, or one that knows no such register
+        return []

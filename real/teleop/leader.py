@@ -2,8 +2,8 @@
 
 An absolute leader never makes the follower jump. It stays disengaged until each of its joints
 stands where the follower's does (`Align`); with ``relative`` it need not, and what it does is added
-to where the follower was (`Clutch`). The leader's motors are never driven: a leader that pulls at
-the hand that holds it is a hazard of its own (lerobot #3385, #3506).
+to where the follower was (`Clutch`). With ``follows`` it goes where the arm goes until a hand pulls
+at it (`real.teleop.follow`), and leads from there; without, its motors are never driven.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from typing import Any, Protocol
 
 from real.lerobot_kinds import make
 from real.messages import State
+from real.modes import Mode
 from real.teleop.engage import Align, Clutch, Hysteresis, MotionEngage
+from real.teleop.follow import Follower
 from real.teleop.protocol import DeviceLost, Sample
-from vla_rl.errors import UserError, first_line
+from vla_rl.errors import ConfigError, UserError, first_line
+
+_FOLLOWED = (Mode.READY, Mode.AUTO, Mode.PAUSED)  # in which a leader may go where the arm is
 
 
 class Teleoperator(Protocol):
@@ -41,7 +45,9 @@ class LeaderConfig:
     ``tolerance`` and ``jump`` are in the leader's units (lerobot: degrees or percent of the range).
     ``motion`` is how fast a joint moves, in units per second, for full deflection of ``engage``: a
     leader engages by being moved, and stays engaged while it is held still; what ends it is the
-    operator's hand-back or pause, or a jump.
+    operator's hand-back or pause, or a jump. With ``follows``, which takes Feetech servos and means
+    ``relative`` too, it goes after the arm at ``follow_speed`` at most (units per second) with
+    ``follow_torque``, a share of what its motors can, until a joint is ``pull`` off.
     """
 
     type: str = "so101_leader"
@@ -51,6 +57,17 @@ class LeaderConfig:
     jump: float = 15.0
     motion: float = 100.0
     engage: Hysteresis = field(default_factory=Hysteresis)
+    follows: bool = False
+    follow_speed: float = 60.0
+    follow_torque: float = 0.25
+    pull: float = 8.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.follow_torque <= 1 and self.follow_speed > 0 and self.pull > 0):
+            raise ConfigError(
+                f"teleop.follow_torque={self.follow_torque} must be in (0, 1], "
+                f"teleop.follow_speed={self.follow_speed} and teleop.pull={self.pull} above 0"
+            )
 
 
 def build(config: LeaderConfig) -> Teleoperator:
@@ -79,6 +96,7 @@ class Leader:
         self._clutch, self._engage = Clutch(), MotionEngage(config.engage)
         self._engaged = False
         self._before: tuple[float, tuple[float, ...]] | None = None
+        self._follower: Follower | None = None
 
     def connect(self) -> None:
         if self._device is None:
@@ -100,6 +118,11 @@ class Leader:
                 f"the leader {self.config.type} is not calibrated, or by another file: run "
                 "lerobot-calibrate with its id"
             )
+        if self.config.follows:
+            x, bus = self.config, vars(device).get("bus")
+            motors = [name.removesuffix(".pos") for name in self.names]
+            self._follower = Follower(bus, motors, x.follow_torque, x.follow_speed, x.pull)
+            self._follower.connect()
 
     def read(self, now: float, state: State | None) -> Sample:
         if self._device is None:
@@ -116,8 +139,11 @@ class Leader:
         follower = state.proprio[: len(leader)]
         if len(follower) != len(leader):
             raise UserError(f"the robot says {len(follower)} joints, and the leader {len(leader)}")
+        if self._follower is not None and (following := self._follows(leader, follower, state)):
+            return Sample(now, problem=following)
         # a jump counts in both
-        problem = self._align.update(leader, leader if self.config.relative else follower)
+        relative = self.config.relative or self.config.follows
+        problem = self._align.update(leader, leader if relative else follower)
         if problem:
             self._engaged = False
             self._engage.release()
@@ -126,10 +152,25 @@ class Leader:
         self._engaged = self._engaged or self._engage.update(
             min(moved / self.config.motion, 1.0), now
         )
-        target = (
-            self._clutch.update(self._engaged, leader, follower) if self.config.relative else leader
-        )
+        target = self._clutch.update(self._engaged, leader, follower) if relative else leader
         return Sample(now, self._engaged, target=target if self._engaged else ())
+
+    def _follows(self, leader: tuple[float, ...], follower: tuple[float, ...], state: State) -> str:
+        """Why it does not lead: it follows, which it does while nobody's hand has it."""
+        assert self._follower is not None
+        try:
+            self._follower.update(
+                leader, follower, Mode(state.mode) in _FOLLOWED and not self._engaged
+            )
+        except Exception as error:
+            self.release()
+            raise DeviceLost(f"the leader arm does not answer: {first_line(error)}") from None
+        if not self._follower.follows:
+            return ""
+        self._align.release()
+        self._engage.release()
+        self._clutch.update(False, leader, follower)
+        return "the leader follows the arm: pull at it to lead"
 
     def _moved(self, leader: tuple[float, ...], now: float) -> float:
         """The fastest joint, in units per second."""
@@ -145,7 +186,7 @@ class Leader:
         self._clutch = Clutch()
 
     def close(self) -> None:
-        device, self._device = self._device, None
+        device, self._device, self._follower = self._device, None, None
         if device is not None:
             with contextlib.suppress(Exception):  # it is going away anyway
                 device.disconnect()

@@ -1,4 +1,4 @@
-"""``vla-rl data``: what is recorded in a folder, and what is wrong with it."""
+"""``vla-rl data``: what is recorded in a folder, what is wrong with it, and other formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vla_rl.errors import ConfigError
 
 
 def add(command: Add) -> None:
-    """``vla-rl data check`` and ``show``."""
+    """``vla-rl data check``, ``show`` and ``convert``."""
     data = command("data", None, "look at recorded episodes")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
     text = (
@@ -66,6 +66,68 @@ def add(command: Add) -> None:
     add_overrides(
         show, "as the run that would learn from it reads it: env.KEY=VALUE of env=dataset"
     )
+    _add_convert(actions)
+
+
+def _add_convert(actions: Any) -> None:
+    text = (
+        "LeRobotDataset 2.0 and 2.1, robomimic's and LIBERO's HDF5, RLDS and MCAP become a "
+        "LeRobotDataset v3"
+    )
+    convert = actions.add_parser("convert", help=text, description=text)
+    convert.set_defaults(function=run_convert)
+    convert.add_argument("sources", type=Path, nargs="+", metavar="SRC", help="of one robot")
+    convert.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    convert.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="KEY=OURS",
+        help="OURS is observation.state, action, or a camera's name; may be given again",
+    )
+    convert.add_argument(
+        "--camera", action="append", default=[], metavar="NAME", help="keep these; default: all"
+    )
+    convert.add_argument("--stride", type=int, default=1, metavar="K", help="every K-th row")
+    convert.add_argument(
+        "--actions",
+        default="as-recorded",
+        metavar="WHAT",
+        help="absolute: goals of moves; delta: moves of goals",
+    )
+    convert.add_argument(
+        "--keep", action="append", default=[], metavar="NAME", help="an action that stays as it is"
+    )
+    convert.add_argument(
+        "--weights", type=float, nargs="+", default=[], metavar="W", help="rows by source"
+    )
+    convert.add_argument(
+        "--fps", type=float, default=0.0, help="rows a second, where SRC says none"
+    )
+    convert.add_argument("--instruction", default="", help="of episodes that have none")
+    convert.add_argument("--name", default="", help="of the robot; default: as recorded")
+    convert.add_argument(
+        "--video", action="store_true", help="H.264 files instead of exact pictures"
+    )
+
+
+def run_convert(arguments: argparse.Namespace) -> None:
+    from vla_rl.data.convert import Conversion, convert
+    from vla_rl.data.foreign.takes import Options
+
+    a = arguments
+    if wrong := [text for text in a.rename if not all(text.partition("=")[::2])]:
+        raise ConfigError(f"--rename {wrong[0]} is no KEY=OURS")
+    rename = {key: ours for key, _, ours in (text.partition("=") for text in a.rename)}
+    options = Options(rename, tuple(a.camera), a.fps, a.instruction)
+    asked = Conversion(
+        options, a.stride, a.actions, tuple(a.keep), tuple(a.weights), a.name, a.video
+    )
+    done = convert(a.sources, a.out, asked)
+    print(f"{done.path}: {done.episodes} episodes, {done.steps} control steps")
+    if len(a.sources) > 1:
+        for source, share in zip(a.sources, done.shares):
+            print(f"{share:.0%} of {source}")
 
 
 def run_check(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vla_rl.commands import so101
 from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError, visible
 
@@ -14,49 +15,21 @@ if TYPE_CHECKING:
 
 
 def add(command: Add) -> None:
-    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``verify``, ``replay`` and
-    ``export``."""
+    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``limits``, ``so101``, ``verify``,
+    ``replay`` and ``export``."""
     robot = command("robot", None, "sessions with a real or simulated arm")
     kinds = robot.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
-    run = kinds.add_parser(
-        "run", help="a policy drives, a person watches and takes over in the browser"
-    )
-    run.set_defaults(function=run_run)
-    run.add_argument(
-        "--episodes",
-        type=int,
-        default=None,
-        metavar="N",
-        help="end after N episodes; default: at Ctrl-C",
-    )
-    run.add_argument("--no-policy", action="store_true", help="nobody but a person drives")
-    run.add_argument(
-        "--headless", action="store_true", help="without console: a simulated arm goes on by itself"
-    )
-    run.add_argument(
-        "--lockstep",
-        action="store_true",
-        help="in virtual time, as fast as it computes; no console",
-    )
-    add_overrides(run, "e.g. robot=fake checkpoint=PATH")
-
-    teach = kinds.add_parser("teach", help="record demonstrations: a person drives in the browser")
-    teach.set_defaults(function=run_teach)
-    teach.add_argument(
-        "--episodes",
-        type=int,
-        default=None,
-        metavar="N",
-        help="end after N episodes; default: at Ctrl-C",
-    )
-    add_overrides(teach, "e.g. robot=lerobot robot.limits=FILE")
-
-    _add_learn(kinds)
+    add_run(kinds)
+    add_teach(kinds)
+    add_learn(kinds)
     doctor = kinds.add_parser(
         "doctor", help="what this machine lacks for a session, and how to get it"
     )
     doctor.set_defaults(function=run_doctor)
+
+    _add_limits(kinds)
+    so101.add(kinds, add_run, add_teach, add_learn)
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
@@ -116,7 +89,46 @@ def add(command: Add) -> None:
     )
 
 
-def _add_learn(kinds: Any) -> None:
+def add_run(kinds: Any) -> argparse.ArgumentParser:
+    run = kinds.add_parser(
+        "run", help="a policy drives, a person watches and takes over in the browser"
+    )
+    run.set_defaults(function=run_run)
+    run.add_argument(
+        "--episodes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="end after N episodes; default: at Ctrl-C",
+    )
+    run.add_argument("--no-policy", action="store_true", help="nobody but a person drives")
+    run.add_argument(
+        "--headless", action="store_true", help="without console: a simulated arm goes on by itself"
+    )
+    run.add_argument(
+        "--lockstep",
+        action="store_true",
+        help="in virtual time, as fast as it computes; no console",
+    )
+    add_overrides(run, "e.g. robot=fake checkpoint=PATH")
+    return run  # type: ignore[no-any-return]
+
+
+def add_teach(kinds: Any) -> argparse.ArgumentParser:
+    teach = kinds.add_parser("teach", help="record demonstrations: a person drives in the browser")
+    teach.set_defaults(function=run_teach)
+    teach.add_argument(
+        "--episodes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="end after N episodes; default: at Ctrl-C",
+    )
+    add_overrides(teach, "e.g. robot=lerobot robot.limits=FILE")
+    return teach  # type: ignore[no-any-return]
+
+
+def add_learn(kinds: Any) -> argparse.ArgumentParser:
     learn = kinds.add_parser(
         "learn", help="a policy gets better from the session's own episodes and from who helps"
     )
@@ -156,6 +168,25 @@ def _add_learn(kinds: Any) -> None:
         "--every", type=int, default=20, metavar="N", help="episodes between judgements"
     )
     add_overrides(learn, "e.g. run=hil_serl robot.KEY=...")
+    return learn  # type: ignore[no-any-return]
+
+
+def _add_limits(kinds: Any) -> None:
+    text = "find an arm's limits: it is limp and read alone, a person moves it through what it does"
+    limits = kinds.add_parser("limits", help=text, description=text)
+    limits.set_defaults(function=run_limits)
+    limits.add_argument("file", type=Path, metavar="FILE", help="the limits file to write")
+    limits.add_argument(
+        "--seconds", type=float, default=0.0, metavar="S", help="default: until Enter is pressed"
+    )
+    add_overrides(limits, "the arm, e.g. robot=lerobot robot.type=so101_follower robot.port=PORT")
+
+
+def run_limits(arguments: argparse.Namespace) -> None:
+    from vla_rl.config.robot import compose
+    from vla_rl.robot.limits import find
+
+    find(compose(arguments.overrides, moves=False), arguments.file, arguments.seconds, print)
 
 
 def run_learn(arguments: argparse.Namespace) -> None:

@@ -243,8 +243,9 @@ class SessionSettings:
         return Path(self.output_dir) / (self.name or time.strftime("%Y-%m-%d_%H-%M-%S"))
 
 
-def compose(overrides: Sequence[str]) -> SessionSettings:
-    """The settings that the overrides ask for. Raises `ConfigError` that names the key."""
+def compose(overrides: Sequence[str], moves: bool = True) -> SessionSettings:
+    """The settings that the overrides ask for; one that ``moves`` needs limits. Raises
+    `ConfigError` that names the key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -281,7 +282,8 @@ def compose(overrides: Sequence[str]) -> SessionSettings:
     if operator:
         values["operator"] = OperatorSettings.of(operator)
     settings: SessionSettings = _checked(SessionSettings, values, "")
-    settings.robot.limits = str(limits_file(settings.robot.limits))
+    if moves:
+        settings.robot.limits = str(limits_file(settings.robot.limits))
     return settings
 
 

@@ -1,0 +1,80 @@
+"""What lerobot leaves unsaid of the servos on an arm's bus: the errors that they report, whether
+one has let go, and a port that is not used again after its cable was out.
+
+lerobot's ``sync_read`` passes over the error bits of a status packet, and its SDKs keep a port
+marked as in use when a call ended by an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ERRORS = {1: "voltage", 2: "angle sensor", 4: "too hot", 8: "current", 32: "overload"}  # Feetech's
+LET_GO = "has let go"
+_LOOK_S, _REOPEN_S = 0.25, 1.0  # between two looks at one register, and two tries at a port
+_BROKEN = (AttributeError, KeyError, TypeError, NotImplementedError)
+
+
+class Servos:
+    """``parts`` {what the names of its joints begin with: an arm of lerobot}; those without such a
+    bus are never in trouble."""
+
+    def __init__(self, parts: Mapping[str, Any]):
+        buses = {prefix: vars(part).get("bus") for prefix, part in parts.items()}
+        self._buses = {prefix: bus for prefix, bus in buses.items() if bus is not None}
+        self._looked = self._reopened = float("-inf")
+        self._torque_next = False
+        self._found: dict[str, tuple[str, ...]] = {"Status": (), "Torque_Enable": ()}
+
+    def trouble(self, now: float) -> tuple[str, ...]:
+        """ "shoulder_lift: overload", "gripper has let go": as they were when last looked at. One
+        register is read at a time, four a second; a packet that is lost is left to the next."""
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            register = "Torque_Enable" if self._torque_next else "Status"
+            self._torque_next = not self._torque_next
+            words = _released if register == "Torque_Enable" else _reported
+            try:
+                found = tuple(words(self._read(register)))
+                # a packet that came late answers what was asked before: seen twice, or not at all
+                self._found[register] = found and tuple(words(self._read(register)))
+            except Exception:  # the next measurement says what is wrong
+                self.mend(now)
+        return self._found["Status"] + self._found["Torque_Enable"]
+
+    def _read(self, register: str) -> Iterable[tuple[str, int]]:
+        for prefix, bus in self._buses.items():
+            with contextlib.suppress(*_BROKEN):  # another vendor's: it has no such register
+                tables = (bus.model_ctrl_table[motor.model] for motor in bus.motors.values())
+                if all(register in table for table in tables):
+                    for name, value in bus.sync_read(register, normalize=False).items():
+                        yield f"{prefix}{name}", int(value)
+
+    def mend(self, now: float) -> None:
+        """After a call that failed: a port that was left marked as in use is free again, what came
+        too late is dropped, and a port that hung up is opened anew where it is back. Nothing is
+        written to it."""
+        for bus in self._buses.values():
+            with contextlib.suppress(Exception):  # termios raises one of its own
+                bus.port_handler.is_using = False
+                bus.port_handler.ser.reset_input_buffer()
+        if now - self._reopened < _REOPEN_S:
+            return
+        self._reopened = now
+        for bus in self._buses.values():
+            with contextlib.suppress(Exception):  # it is not there yet
+                bus.port_handler.closePort()
+                bus.port_handler.openPort()
+
+
+def _reported(said: Iterable[tuple[str, int]]) -> Iterable[str]:
+    for name, bits in said:
+        if bits:
+            words = [word for bit, word in ERRORS.items() if bits & bit]
+            yield f"{name}: {', '.join(words) or f'error {bits}'}"
+
+
+def _released(said: Iterable[tuple[str, int]]) -> Iterable[str]:
+    return (f"{name} {LET_GO}" for name, on in said if not on)

@@ -1,0 +1,292 @@
+"""A person's SO-101: what lerobot needs to know of it, in a folder, and what that folder lacks.
+
+``arm.yaml`` is the robot's config (``robot=FOLDER/arm.yaml``), ``leader.yaml`` the leader's, where
+there is one, ``limits.yaml`` the arm's limits, ``calibration/`` what lerobot calibrated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from real import limits as limit_files
+from real.lerobot_kinds import make
+from real.robots.lerobot import LeRobotArm, holding
+from real.robots.servos import ERRORS
+from real.sweep import as_file, downwards, upwards
+from vla_rl.errors import ConfigError, UserError, first_line, install_command
+
+FOLLOWER, LEADER = "so101_follower", "so101_leader"
+_MAKERS = {
+    FOLLOWER: (
+        "robot",
+        "lerobot.robots.config:RobotConfig",
+        "lerobot.robots.utils:make_robot_from_config",
+    ),
+    LEADER: (
+        "leader arm",
+        "lerobot.teleoperators.config:TeleoperatorConfig",
+        "lerobot.teleoperators.utils:make_teleoperator_from_config",
+    ),
+}
+_FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
+    "joint_speed": 60.0,
+    "joint_acceleration": 600.0,
+    "joint_jerk": 30_000.0,
+    "joint_step": 10.0,
+    "joint_margin": 1.0,
+    "observation_age": 0.3,
+}
+Row = tuple[str, bool, str, str]  # what, whether it is in order, what was found, what to do
+
+
+@dataclass(frozen=True)
+class Kit:
+    folder: Path
+
+    @property
+    def arm(self) -> Path:
+        return self.folder / "arm.yaml"
+
+    @property
+    def leader(self) -> Path:
+        return self.folder / "leader.yaml"
+
+    @property
+    def limits(self) -> Path:
+        return self.folder / "limits.yaml"
+
+    @property
+    def calibration(self) -> Path:
+        return self.folder / "calibration"
+
+    def overrides(self) -> list[str]:
+        """Of a session with this arm. Raises `ConfigError` before it was set up."""
+        if not self.arm.is_file():
+            raise ConfigError(
+                f"{self.folder} holds no SO-101: make it with `vla-rl robot so101 setup --arm "
+                f"{self.folder} --port PORT`"
+            )
+        found = [
+            f"robot={self.arm}",
+            f"robot.limits={self.limits}",
+            f"robot.options.options.calibration_dir={self.calibration}",
+        ]
+        if self.leader.is_file():
+            found += ["teleop=lerobot", f"teleop.calibration_dir={self.calibration}"]
+            found += [f"teleop.{key}={value}" for key, value in _yaml(self.leader).items()]
+        return found
+
+    def options(self, kind: str) -> dict[str, Any]:
+        """lerobot's own config of the follower or the leader."""
+        if kind == FOLLOWER:
+            given = dict(_yaml(self.arm)["options"]["options"])
+        else:
+            given = {key: _yaml(self.leader)[key] for key in ("port", "id")}
+        return {**given, "calibration_dir": str(self.calibration)}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no keys: make it anew with `vla-rl robot so101 setup`")
+    return found
+
+
+# -------------------------------------------------------------------------------------------- setup
+def setup(
+    folder: Path,
+    port: str,
+    leader_port: str,
+    motors: bool,
+    again: bool,
+    say: Callable[[str], None],
+) -> Kit:
+    """Write the kit, calibrate what is not, with lerobot's own dialogue on the terminal.
+    ``motors``: number them first; ``again``: calibrate anew. Raises `UserError`."""
+    import yaml
+
+    kit = Kit(folder)
+    arm: dict[str, Any] = {
+        "driver": "real.robots.lerobot:LeRobotArm",
+        "options": {
+            "type": FOLLOWER,
+            "options": {"port": port, "id": "follower", "use_degrees": True, "cameras": {}},
+        },
+        "short": {"port": "options.options.port"},
+        "limits": "",
+        "supervisor": {"required": ["guard", "recorder", "console", "launcher"]},
+    }
+    files: dict[Path, dict[str, Any]] = {kit.arm: arm}
+    if leader_port:
+        files[kit.leader] = {
+            "type": LEADER,
+            "port": leader_port,
+            "id": "leader",
+            "use_degrees": True,
+            "follows": True,
+        }
+    for path, values in files.items():
+        _replace(path, yaml.safe_dump(values, sort_keys=False))
+    kit.calibration.mkdir(exist_ok=True)
+    _calibrate(kit, FOLLOWER, motors, again, say)
+    if leader_port:
+        _calibrate(kit, LEADER, motors, again, say)
+    if not kit.limits.exists() or again:
+        own = LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
+        first = {
+            "joint_low": upwards(own.limits.joint_low),
+            "joint_high": downwards(own.limits.joint_high),
+            **_FIRST,
+        }
+        about = "first limits of this SO-101, from its calibration; better: vla-rl robot limits"
+        _replace(kit.limits, as_file(first, own.embodiment.action_units, (), about))
+    return kit
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+@contextlib.contextmanager
+def _opened(kit: Kit, kind: str) -> Iterator[Any]:
+    """lerobot's device with its bus open and nothing written; closed with torque as it is. Raises
+    `ConfigError` where a motor does not answer."""
+    what, registry, maker = _MAKERS[kind]
+    device = make(what, kind, kit.options(kind), registry, maker)
+    try:
+        device.bus.connect(handshake=False)
+        silent = [name for name, motor in device.bus.motors.items() if not _answers(device, motor)]
+    except Exception as error:  # whatever the vendor's SDK raises
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ConfigError(
+            f"the {what} at {device.bus.port} cannot be opened: {lines[0] if lines else error!r} "
+            "Check its port (lerobot-find-port)"
+        ) from None
+    try:
+        if silent:
+            raise ConfigError(
+                f"the {what} at {device.bus.port}: {', '.join(silent)} did not answer as an "
+                "STS3215. Check power and cables; new motors have no numbers yet: add --motors"
+            )
+        yield device
+    finally:
+        with contextlib.suppress(Exception):
+            device.bus.disconnect(disable_torque=False)
+
+
+def _answers(device: Any, motor: Any) -> bool:
+    """Also with an error in its answer, which lerobot takes for none."""
+    bus = device.bus
+    for _ in range(3):
+        model, sound, _error = bus.packet_handler.ping(bus.port_handler, motor.id)
+        if sound == 0:
+            return bool(model == bus.model_number_table[motor.model])
+    return False
+
+
+def _calibrate(kit: Kit, kind: str, motors: bool, again: bool, say: Callable[[str], None]) -> None:
+    what, registry, maker = _MAKERS[kind]
+    if motors:
+        say(f"the motors of the {what}, one after the other")
+        make(what, kind, kit.options(kind), registry, maker).setup_motors()
+    with _opened(kit, kind) as device:
+        if any(holding(device)):
+            raise ConfigError(
+                f"the {what} holds: support it by hand and switch its power off and on, so that "
+                "it can be moved"
+            )
+        if device.is_calibrated and not again:
+            return say(f"the {what} is calibrated: {device.calibration_fpath}")
+        try:
+            device.calibrate()
+        except (Exception, EOFError) as error:
+            raise ConfigError(
+                f"the {what} was not calibrated: {type(error).__name__}: {first_line(error)}"
+            ) from None
+        return say(f"the {what} is calibrated now: {device.calibration_fpath}")
+
+
+# ------------------------------------------------------------------------------------------- doctor
+def examine(folder: Path) -> list[Row]:
+    """What this arm lacks for a session. Its ports are opened and read; nothing is written."""
+    kit, rows = Kit(folder), []
+    for package in ("lerobot", "scservo_sdk"):
+        there = importlib.util.find_spec(package) is not None
+        extra = "lerobot" if package == "lerobot" else "so101"
+        fix = install_command(extra, package)
+        rows.append((package, there, "installed" if there else "not installed", fix))
+    fix = f"vla-rl robot so101 setup --arm {folder} --port PORT"
+    rows.append(("set-up", kit.arm.is_file(), str(kit.arm), fix))
+    if not all(good for _, good, _, _ in rows):
+        return rows
+    rows += _examined(kit, FOLLOWER, "follower")
+    if kit.leader.is_file():
+        rows += _examined(kit, LEADER, "leader")
+    return [*rows, _limits(kit), _cameras(kit)]
+
+
+def _examined(kit: Kit, kind: str, name: str) -> Iterator[Row]:
+    port, id = (str(kit.options(kind).get(key, "")) for key in ("port", "id"))
+    if not os.path.exists(port):
+        yield f"{name}'s port", False, f"{port} is not there", "connect it; lerobot-find-port"
+        return
+    if not os.access(port, os.R_OK | os.W_OK):
+        fix = "sudo usermod -aG dialout $USER, then log in again"
+        yield f"{name}'s port", False, f"no permission for {port}", fix
+        return
+    yield f"{name}'s port", True, port, ""
+    setup = f"vla-rl robot so101 setup --arm {kit.folder} --again ..."
+    file = kit.calibration / f"{id}.json"
+    yield f"{name}'s calibration", file.is_file(), str(file), setup
+    try:
+        with _opened(kit, kind) as device:
+            yield f"{name}'s motors", True, f"{len(device.bus.motors)} answer", ""
+            same = bool(device.is_calibrated)
+            said = "as in the file" if same else "their motors hold another calibration"
+            yield f"{name}'s zeros", same, said, setup
+            yield _health(device, name)
+    except UserError as error:
+        yield f"{name}'s motors", False, str(error), "see there"
+    except Exception as error:  # its bus, meanwhile
+        yield f"{name}'s motors", False, first_line(error), "try again; check cable and power"
+
+
+def _health(device: Any, name: str) -> Row:
+    status = device.bus.sync_read("Status", normalize=False)
+    volts = device.bus.sync_read("Present_Voltage", normalize=False)
+    wrong = [
+        f"{motor}: {', '.join(word for bit, word in ERRORS.items() if bits & bit) or bits}"
+        for motor, bits in status.items()
+        if bits
+    ]
+    said = f"{min(volts.values()) / 10:.1f} V" + (f"; {'; '.join(wrong)}" if wrong else "")
+    return f"{name}'s power", not wrong, said, "check the power supply; let hot motors cool down"
+
+
+def _limits(kit: Kit) -> Row:
+    try:
+        own = LeRobotArm(FOLLOWER, kit.options(FOLLOWER)).limits
+        limit_files.load(kit.limits, own, limit_files.needed("joints", False, False))
+    except UserError as error:
+        return "limits", False, str(error), f"vla-rl robot limits {kit.limits} ..."
+    return "limits", True, str(kit.limits), ""
+
+
+def _cameras(kit: Kit) -> Row:
+    found = list(kit.options(FOLLOWER).get("cameras") or ())
+    fix = "name one: cameras.front=opencv cameras.front.source=0 ... (docs/how_to/real_robots.md)"
+    return "cameras", bool(found), ", ".join(found) or "none in arm.yaml", fix

@@ -1,0 +1,1 @@
+"""SO-101: its MuJoCo model, and the servos that it has on a serial bus."""

@@ -1,0 +1,1 @@
+"""Recordings of other formats, each read as `Take`s, for `vla_rl.data.convert`."""
