@@ -223,6 +223,7 @@ class TaskScene:
                 self.world.reset_poses()
                 env.sim.reset()
                 env.sim.forward()
+                env.sim.forward()  # the renderer's, which LIBERO's makes anew at each reset
                 try:
                     env._reset_internal()
                     break
