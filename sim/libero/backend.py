@@ -482,7 +482,7 @@ def _build(
     assets: str,
 ) -> tuple[Any, str]:
     """LIBERO's environment of ``task`` without renderer on a shared world, and the world's key."""
-    envs = package.load(assets)
+    envs = package.load(assets, task.package)
     import robosuite
     from robosuite.utils.binding_utils import MjSim
     from robosuite.utils.errors import RandomizationError

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.gl import ensure_backend
-from sim.libero import package
-from sim.libero.tasks import HORIZONS, SUITES
+from sim.libero import package, pro
+from sim.libero.tasks import HORIZONS
 from vla_rl import splits
 from vla_rl.errors import ConfigError, require_packages
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
 _CHOICES = {
-    "suite": SUITES,
     "look": ("exact", "light"),
     "controller": ("exact", "fast"),
     "control_mode": ("relative", "absolute"),
@@ -34,7 +33,8 @@ class LiberoConfig:
     ``init_states``: "split" takes official states for held-out episodes and sampled ones for
     training, "official" and "sampled" take those for both. ``arm_noise``: standard deviation (rad)
     of each arm joint in sampled states; the official ones have 0.02, LIBERO's own reset has none.
-    ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places the fixtures of
+    ``assets`` names an existing copy of LIBERO's assets. ``files`` names a folder of one's own with
+    ``bddl_files/SUITE`` and ``init_files/SUITE``. ``scene_seed`` places the fixtures of
     official states, and ``fixtures`` says how: "per_state" seeds before each of them, so that all
     share one placement; "loop" seeds once and resets for each in turn, as most published loops do,
     so that the k-th state has the placement of the k-th reset; "numbered" seeds with ``scene_seed``
@@ -70,9 +70,17 @@ class LiberoConfig:
     fixtures: str = "per_state"
     opening_draws: int = 2
     assets: str = ""
+    files: str = ""
     built_scenes: int = 16
 
     def __post_init__(self) -> None:
+        if not self.files:
+            _check_choice("suite", self.suite, tuple(HORIZONS))
+        elif self.suite not in HORIZONS and not self.horizon:
+            raise ConfigError(
+                f"env.suite={self.suite} of env.files={self.files} has no time limit of its own: set "
+                "env.horizon, in control steps"
+            )
         for key, choices in _CHOICES.items():
             _check_choice(key, getattr(self, key), choices)
         for camera in self.cameras:
@@ -101,6 +109,8 @@ class LiberoConfig:
         no simulator."""
         require_packages("mujoco", "robosuite", extra="libero", purpose="The LIBERO suites")
         package.root()
+        if self.suite in pro.SUITES and not self.files:
+            pro.root()
         ensure_backend()
 
     def is_official(self, split: str) -> bool:
@@ -129,10 +139,9 @@ class LiberoConfig:
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = self.horizon or HORIZONS[self.suite]
-        official = (
-            "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
-        )
+        own = HORIZONS.get(self.suite, self.horizon)
+        limit = self.horizon or own
+        official = "" if limit == own else f" (the suite's own: {own})"
         fixtures = (
             ""
             if self.fixtures == "per_state"
