@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-other setup lint test-learning docs lock clean
+.PHONY: help quickstart test test-all test-other test-peers setup lint test-learning docs lock clean
 ARGS ?=
 # Some images ask Python to keep no compiled modules: then each of the hundreds of processes of the tests compiles torch anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -31,6 +31,9 @@ test-all: test ## those, then the slow ones: whole runs, sessions of Ray and of 
 
 test-other: setup ## the tests that touch lerobot, under the other Python of 3.11 and 3.12 (ARGS="-k name")
 	@scripts/other_python.sh $(ARGS)
+
+test-peers: setup ## the wire with openpi's own client and server and vla-eval at its other end (ARGS="-k name")
+	@scripts/peers.sh $(ARGS)
 
 test-learning: setup ## the whole quickstart for three seeds, a quarter of an hour; fails where one ends below 80 % success
 	@.venv/bin/python scripts/study.py learning --least 0.8 $(ARGS)

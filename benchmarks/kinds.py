@@ -23,6 +23,9 @@ from vla_rl.commands.shared import Names, add_overrides, write_result
 WAYS = ("none", "coupled", "truncate", "mask", "vtrace")  # of `benchmarks.learning.staleness`
 
 
+SIZED, TRAINED = ("openvla_oft", "pi05", "smolvla"), ("expert", "lora", "all")  # of `policy.gpu`
+
+
 @dataclass(frozen=True)
 class Kind:
     """``options``: {flag: what argparse is told of it}. ``overrides`` says what its key=value
@@ -109,6 +112,23 @@ KINDS: dict[str, Kind] = {
         },
         overrides="of dualarm and robotwin: env.root=FOLDER ...",
     ),
+    "experts": Kind(
+        "how often an env's scripted experts succeed, by task and noise",
+        "benchmarks.simulator.experts",
+        {
+            "--episodes": _count(20, "of each task and noise", "N"),
+            "--noise": {
+                "type": float,
+                "nargs": "+",
+                "default": [0.0],
+                "help": "std of what is put on executed actions, as a share of their half-range",
+            },
+            "--speed": _number(1.0, "share of the expert's own speed"),
+            "--split": {"choices": ("train", "held_out"), "default": "train", "help": "of states"},
+            "--perturb": {"metavar": "NAME:LEVEL", "help": "such as layout:3"},
+        },
+        overrides="default: run=quickstart",
+    ),
     "learn": Kind(
         "how soon runs reached a success rate, and where their seconds went",
         "benchmarks.learning.learn",
@@ -171,6 +191,16 @@ KINDS: dict[str, Kind] = {
         _turns(20, "ways"),
         overrides="default: run=toy, which sleeps",
     ),
+    "exchange": Kind(
+        "bytes and CPU s of episodes on their way to the ranks that learn from them, on Ray",
+        "benchmarks.learning.exchange",
+        {
+            "--episodes": _count(32, "of the batch", "N"),
+            "--decisions": _count(30, "of each", "N"),
+            "--size": _count(224, "pixels of each of two cameras"),
+            "--ranks": _counts((1, 2, 4), "numbers of ranks, one after the other", "N"),
+        },
+    ),
     "faults": Kind(
         "a run on two Ray nodes whose processes are killed, against one in peace",
         "benchmarks.learning.faults",
@@ -207,6 +237,30 @@ KINDS: dict[str, Kind] = {
             "--dry-run": _switch("only estimate an OpenVLA's memory (preset or run)"),
         },
         overrides="with --dry-run: the run, e.g. run=NAME",
+    ),
+    "gpu": Kind(
+        "the published policies with random weights on a GPU: ms, share of its peak, memory; or by "
+        "arithmetic",
+        "benchmarks.policy.gpu",
+        {
+            "--models": {
+                "nargs": "+",
+                "choices": SIZED,
+                "default": SIZED,
+                "help": "default: all",
+            },
+            "--modes": {
+                "nargs": "+",
+                "choices": TRAINED,
+                "default": TRAINED,
+                "help": "what is trained: the expert, adapters, all weights (default: each)",
+            },
+            "--micro-batch": _count(8, "rows of an update", "N"),
+            "--updates": _count(5, "and decisions that count", "N"),
+            "--device": {"default": "cuda", "help": "cuda, cuda:1, or cpu with --nano"},
+            "--nano": _switch("small ones, which try the same code anywhere"),
+            "--dry-run": _switch("the table by arithmetic alone"),
+        },
     ),
     "replay": Kind(
         "batches/s of the replay against shuffled tuples in RAM",

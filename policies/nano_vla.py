@@ -245,7 +245,7 @@ class NanoVLA(VisionLanguageTrunk):
 
     # ----------------------------------------------------------------------------------- interfaces
     def value(self, observation: Observation) -> Tensor | None:
-        """See `vla_rl.interfaces.ValuePolicy`."""
+        """See `vla_rl.interfaces.Policy`."""
         if not self.config.value_head:
             return None
         inputs = self._inputs(observation)
@@ -327,7 +327,7 @@ class NanoVLA(VisionLanguageTrunk):
         """Cross entropy per token over valid control steps. ``features`` are this policy's
         `frame_features` of the observation: then no image is encoded. Rows that are its ``own``
         decisions (bool [b]) have hard labels and the temperature that it acts at, others soft ones
-        and temperature 1 (`vla_rl.optional.SelfImitatingPolicy`).
+        and temperature 1 (`vla_rl.interfaces.Policy`).
 
         Metrics: ``nll`` (nats per token against hard labels), ``accuracy`` (argmax equals the
         label), ``mae`` (argmax against the true action, mean over dimensions, physical units),

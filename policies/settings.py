@@ -4,43 +4,19 @@ needs no torch."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from policies.lerobot.families import FAMILIES as LEROBOT
 from policies.lerobot.sizes import require_sizes
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, require_packages
 
 BIN_RANGES = ("bounds", "minmax", "quantile")
 BIN_SPACINGS = ("uniform", "power")
-_TRUNK_CHOICES = {
-    "precision": ("auto", "float32", "bfloat16"),
-    "stem_norm": ("layer", "none"),
-    "feature_norm": ("position", "batch", "none"),
-}
 
 
-def require_choices(config: Any, choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ConfigError` for the first field of a policy's config whose value is not among its
-    choices."""
-    for name, allowed in choices.items():
-        if getattr(config, name) not in allowed:
-            raise ConfigError(
-                f"policy.{name} is {getattr(config, name)!r}, choose one of {', '.join(allowed)}"
-            )
-
-
-def require_positive(config: Any, *names: str) -> None:
-    """Raise `ConfigError` for the first of the named counts that is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"policy.{name} is {getattr(config, name)}, it must be at least 1")
-
-
-def require_correlation(value: float, decoding: str = "parallel") -> None:
-    if not 0.0 <= value < 1.0:
-        raise ConfigError(f"policy.noise_correlation is {value}, it must be at least 0 and below 1")
+def require_correlation(value: float, decoding: str) -> None:
     if value and decoding == "autoregressive":
         raise ConfigError(
             f"policy.noise_correlation is {value} with policy.decoding=autoregressive: a later "
@@ -57,104 +33,78 @@ def correlated_axes(config: Any) -> tuple[str, ...]:
 
 
 @dataclass
-class TrunkConfig:
+class TrunkConfig(Bounded, place="policy"):
     """Sizes and choices of a `VisionLanguageTrunk`. Lengths are counts; nothing here depends on
     the robot."""
 
     # control steps that one decision predicts
-    chunk_length: int = 8
+    chunk_length: int = bound(8, ge=1)
     # which of the embodiment's cameras to read; empty: all
-    cameras: list[str] = field(default_factory=list)
+    cameras: list[str] = several([], once=True)
     # read proprioception
     use_proprio: bool = True
     # vision's convs before the one to vit_width; empty: patches
-    stem_channels: list[int] = field(default_factory=lambda: [32, 64])
+    stem_channels: list[int] = several([32, 64], ge=1)
     # pixels of each conv's kernel, one more than stem_channels
-    stem_kernels: list[int] = field(default_factory=lambda: [8, 3, 3])
+    stem_kernels: list[int] = several([8, 3, 3], ge=1)
     # pixels of each conv's stride
-    stem_strides: list[int] = field(default_factory=lambda: [4, 2, 2])
-    stem_norm: str = "layer"  # layer | none: over channels, after each conv
-    patch_size: int = 14  # used where stem_channels is empty
+    stem_strides: list[int] = several([4, 2, 2], ge=1)
+    # over channels, after each conv
+    stem_norm: str = bound("layer", choices=("layer", "none"))
+    patch_size: int = bound(14, ge=1)  # used where stem_channels is empty
     # channels of an image token
-    vit_width: int = 128
+    vit_width: int = bound(128, ge=1)
     # transformer layers
-    vit_depth: int = 1
+    vit_depth: int = bound(1, ge=0)
     # attention heads
-    vit_heads: int = 4
+    vit_heads: int = bound(4, ge=1)
     # width of its MLP, in vit_width
-    vit_mlp_ratio: float = 2.0
-    merge: int = 2  # merge x merge neighbouring image tokens become one
+    vit_mlp_ratio: float = bound(2.0, gt=0)
+    merge: int = bound(2, ge=1)  # merge x merge neighbouring image tokens become one
     share_vision: bool = True  # one vision tower for all cameras
     film: bool = False  # the instruction's words scale and shift the channels of the stem (`FiLM`)
-    # position | batch | none: how image tokens are standardised, see `FeatureNorm`
-    feature_norm: str = "position"
+    # how image tokens are standardised, see `FeatureNorm`
+    feature_norm: str = bound("position", choices=("position", "batch", "none"))
     # RL then keeps each decision's image tokens instead of encoding its images again
     freeze_vision_in_rl: bool = True
     # language model
-    instruction_length: int = 16  # words read of an instruction
+    instruction_length: int = bound(16, ge=1)  # words read of an instruction
     # tokens that the words are pooled into; 0: one per word, padding included
-    instruction_tokens: int = 4
-    hash_buckets: int = 128  # for words outside the vocabulary
+    instruction_tokens: int = bound(4, ge=0)
+    hash_buckets: int = bound(128, ge=1)  # for words outside the vocabulary
     # channels of a token
-    llm_width: int = 128
+    llm_width: int = bound(128, ge=1)
     # transformer layers
-    llm_depth: int = 3
+    llm_depth: int = bound(3, ge=1)
     # attention heads
-    llm_heads: int = 4
+    llm_heads: int = bound(4, ge=1)
     # width of its MLP
-    llm_mlp: int = 352
+    llm_mlp: int = bound(352, ge=1)
     # base of the rotary embedding
-    rope_theta: float = 10000.0
+    rope_theta: float = bound(10000.0, gt=0)
     # share of activations that training drops
-    dropout: float = 0.0
+    dropout: float = bound(0.0, ge=0, lt=1)
     # heads
     value_head: bool = True  # predict the value of a state, for algorithms without a critic
     value_gradient: bool = True  # the value loss reaches the trunk
     # auto: bfloat16 autocast where the hardware multiplies it natively, else float32
-    precision: str = "auto"
+    precision: str = bound("auto", choices=("auto", "float32", "bfloat16"))
     # torch.compile the forward pass: the first calls take minutes
     compile: bool = False
     # compute activations again in the backward: less memory, slower
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        require_choices(self, _TRUNK_CHOICES)
-        require_positive(
-            self,
-            "chunk_length",
-            "patch_size",
-            "vit_width",
-            "vit_heads",
-            "merge",
-            "instruction_length",
-        )
-        require_positive(self, "hash_buckets", "llm_width", "llm_depth", "llm_heads", "llm_mlp")
-        for name in ("vit_depth", "instruction_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be 0 or more")
-        for name in ("vit_mlp_ratio", "rope_theta"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must be above 0")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(
-                f"policy.dropout is {self.dropout}, it must be at least 0 and below 1"
-            )
-        for name in ("stem_channels", "stem_kernels", "stem_strides"):
-            if any(size < 1 for size in getattr(self, name)):
-                raise ConfigError(
-                    f"policy.{name} is {getattr(self, name)}, each entry must be at least 1"
-                )
-        if len(set(self.cameras)) < len(self.cameras):
-            raise ConfigError(f"policy.cameras is {self.cameras}, name each camera once")
+        super().__post_init__()
         for width, heads in (("vit_width", "vit_heads"), ("llm_width", "llm_heads")):
             if getattr(self, width) % getattr(self, heads):
                 raise ConfigError(
-                    f"policy.{width} {getattr(self, width)} is not divisible by {heads} "
-                    f"{getattr(self, heads)}"
+                    f"policy.{width}={getattr(self, width)} is not divisible by "
+                    f"policy.{heads}={getattr(self, heads)}"
                 )
         if (self.llm_width // self.llm_heads) % 2:
             raise ConfigError(
-                f"policy.llm_width / llm_heads is {self.llm_width // self.llm_heads}, rotary "
+                f"policy.llm_width / policy.llm_heads is {self.llm_width // self.llm_heads}, rotary "
                 "embeddings need it even"
             )
         if self.film and not self.stem_channels:
@@ -164,8 +114,8 @@ class TrunkConfig:
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(
-                f"policy.stem_channels has {len(self.stem_channels)} entries, so stem_kernels and "
-                f"stem_strides need {convs} each (the last conv leads to vit_width), got "
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so policy.stem_kernels and "
+                f"policy.stem_strides need {convs} each (the last conv leads to vit_width), got "
                 f"{len(self.stem_kernels)} and {len(self.stem_strides)}"
             )
 
@@ -192,61 +142,42 @@ def conv_padding(kernel: int, stride: int) -> int:
     return (kernel - stride + 1) // 2
 
 
-_NANO_CHOICES = {
-    "decoding": ("parallel", "autoregressive"),
-    "bin_range": BIN_RANGES,
-    "bin_spacing": BIN_SPACINGS,
-    "deterministic_mode": ("argmax", "mean"),
-}
-
-
 @dataclass
 class NanoVLAConfig(TrunkConfig):
     """Sizes and choices of a `NanoVLA`: those of its trunk and those of the action tokens."""
 
     # bins of each action dimension
-    action_bins: int = 33
-    bin_range: str = "bounds"  # bounds | minmax | quantile: what the end bins stand for
-    bin_spacing: str = "uniform"  # uniform | power: power is finer around the middle
+    action_bins: int = bound(33, ge=2)
+    # what the end bins stand for
+    bin_range: str = bound("bounds", choices=BIN_RANGES)
+    # power is finer around the middle
+    bin_spacing: str = bound("uniform", choices=BIN_SPACINGS)
     # exponent of the spacing power
-    bin_power: float = 2.0
+    bin_power: float = bound(2.0, gt=0)
     binary_gripper: bool = False  # gripper dimensions get two bins, the ends of their range
-    decoding: str = "parallel"  # parallel | autoregressive
+    # all action tokens at once, or one after the other
+    decoding: str = bound("parallel", choices=("parallel", "autoregressive"))
     # one action position per control step instead of one per action dimension
     tokens_per_step: bool = True
     # loss and sampling
-    label_smoothing: float = 0.0  # share of the target that is spread over all bins
+    # share of the target that is spread over all bins
+    label_smoothing: float = bound(0.0, ge=0, lt=1)
     # Gaussian soft labels over neighbouring bins, in bins; 0: hard ones
     # (docs/explanation/learning.md)
-    soft_label_sigma: float = 1.0
-    temperature: float = 1.0  # of sampling and of every reported log-prob
+    soft_label_sigma: float = bound(1.0, ge=0)
+    # of sampling and of every reported log-prob
+    temperature: float = bound(1.0, gt=0, hint="for no sampling act with deterministic=True")
     # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in
     # parallel decoding, else 0
-    noise_correlation: float | None = None
-    deterministic_mode: str = "argmax"  # argmax | mean (of the bin distribution)
+    noise_correlation: float | None = bound(None, ge=0, lt=1)
+    # of the bin distribution
+    deterministic_mode: str = bound("argmax", choices=("argmax", "mean"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choices(self, _NANO_CHOICES)
-        if self.action_bins < 2:
-            raise ConfigError(f"policy.action_bins is {self.action_bins}, it must be at least 2")
-        if (
-            not self.bin_power > 0
-            or not 0.0 <= self.label_smoothing < 1.0
-            or self.soft_label_sigma < 0
-        ):
-            raise ConfigError(
-                "policy needs bin_power > 0, 0 <= label_smoothing < 1 and soft_label_sigma >= 0, "
-                f"got {self.bin_power}, {self.label_smoothing} and {self.soft_label_sigma}"
-            )
         if self.noise_correlation is None:
             self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
         require_correlation(self.noise_correlation, self.decoding)
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling "
-                "act with deterministic=True)"
-            )
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -257,7 +188,7 @@ _FLOW_FORMS = ("flow_sde", "flow_cps")
 
 
 @dataclass
-class LeRobotConfig:
+class LeRobotConfig(Bounded, place="policy"):
     """A checkpoint of lerobot, or a new policy of one of its families.
 
     ``checkpoint``: a folder in lerobot's form; empty builds a new policy of ``family`` for the
@@ -280,58 +211,36 @@ class LeRobotConfig:
 
     checkpoint: str = ""
     # family of a new policy, such as act, diffusion, smolvla
-    family: str = "act"
+    family: str = bound("act", choices=tuple(LEROBOT))
     options: list[str] = field(default_factory=list)
     # of a new pi0 or pi05 that is not to have the published ones, such as {width: 64, depth: 4}
     sizes: dict[str, int] = field(default_factory=dict)
-    chunk_length: int = 8
+    chunk_length: int = bound(8, ge=1)
     cameras: list[str] = field(default_factory=list)
     vlm: str = ""
     # steps of the chain; 0: the checkpoint's number
-    denoising_steps: int = 0
-    # flow_sde | flow_cps, for a flow
-    sampler: str = "flow_sde"
+    denoising_steps: int = bound(0, ge=0)
+    # of a flow
+    sampler: str = bound("flow_sde", choices=_FLOW_FORMS)
     # η of DDIM, or a of the flow forms; null: 1 and 0.5
-    noise_level: float | None = None
+    noise_level: float | None = bound(None, ge=0)
     # least standard deviation of a step, in normalised units; 0: no limit
-    min_std: float = 0.05
+    min_std: float = bound(0.05, gt=0, hint="a step without noise has no likelihood")
     # largest one; 0: no limit
-    max_std: float = 0.0
+    max_std: float = bound(0.0, ge=0)
     # last steps that RL trains; 0: all
-    trained_steps: int = 0
+    trained_steps: int = bound(0, ge=0)
     # of the advantage, over these steps
-    advantage_discount: float = 1.0
+    advantage_discount: float = bound(1.0, gt=0, le=1)
     # as that of a denoising_vla
-    clip_base: float = 1.0
+    clip_base: float = bound(1.0, gt=0, le=1)
     # as that of a denoising_vla
-    clip_rate: float = 3.0
+    clip_rate: float = bound(3.0, ge=0)
     repeat_observation: bool = False
     explores_by: ClassVar = "min_std"
 
     def __post_init__(self) -> None:
-        if self.family not in LEROBOT:
-            raise ConfigError(
-                f"policy.family is {self.family!r}, choose one of {', '.join(LEROBOT)}"
-            )
-        if self.sampler not in _FLOW_FORMS:
-            raise ConfigError(
-                f"policy.sampler is {self.sampler!r}, choose one of {', '.join(_FLOW_FORMS)}"
-            )
-        if self.chunk_length < 1:
-            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
-        if not self.min_std > 0:
-            raise ConfigError(
-                f"policy.min_std is {self.min_std}, it must be above 0: a step without noise has "
-                "no likelihood"
-            )
-        for name in ("denoising_steps", "max_std", "trained_steps", "clip_rate", "noise_level"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(
-                    f"policy.{name} is {getattr(self, name)}, it must not be negative"
-                )
-        for name in ("advantage_discount", "clip_base"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
+        super().__post_init__()
         require_sizes("pi0" if self.checkpoint else self.family, self.sizes)
         for name in ("options", "cameras"):
             wrong = [text for text in getattr(self, name) if ":" not in text]
@@ -368,30 +277,16 @@ class LeRobotConfig:
 
 
 @dataclass
-class SmallConfig:
+class SmallConfig(Bounded, place="policy"):
     """``pixels`` per side that every camera is pooled to; ``noise``: std of the Gaussian when
     acting, in half-ranges."""
 
     # control steps that one decision predicts
-    chunk_length: int = 4
+    chunk_length: int = bound(4, ge=1)
     # widths of the layers
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    hidden: list[int] = several([256, 256], ge=1, least=1)
     # per side that every camera is pooled to
-    pixels: int = 16
+    pixels: int = bound(16, ge=1)
     # std of the Gaussian when acting, in half-ranges
-    noise: float = 0.2
+    noise: float = bound(0.2, ge=0)
     explores_by: ClassVar = "noise"
-
-    def __post_init__(self) -> None:
-        if (
-            self.chunk_length < 1
-            or self.pixels < 1
-            or not self.hidden
-            or min(self.hidden) < 1
-            or self.noise < 0
-        ):
-            raise ConfigError(
-                "policy small needs chunk_length >= 1, pixels >= 1, at least one hidden width >= 1 "
-                f"and noise >= 0, got {self.chunk_length}, {self.pixels}, {list(self.hidden)} and "
-                f"{self.noise}"
-            )

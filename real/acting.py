@@ -34,7 +34,8 @@ import numpy as np
 from real.messages import Chunk, Frame, Message, Notice, Refused, State, Welcome
 from real.overlap import SCHEDULES, Guide, ensemble_weights, mean_action, soft_mask
 from real.tasks import parse
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.bounds import Bounded, bound
+from vla_rl.errors import UserError
 
 KINDS = ("synchronous", "asynchronous", "ensemble", "rtc")
 _LOST_S = 0.5  # after which a chunk of which nothing runs is taken for lost
@@ -42,46 +43,27 @@ _KEPT = 128  # states
 _KEPT_WAITS = 1000  # decisions
 _RECENT, _SHARE = 20, 0.95  # decisions, and the share of them that takes no longer than is foreseen
 
-Decide = Callable[..., np.ndarray]
+Decide = Callable[..., Any]
 """({camera: uint8 [H W 3]}, proprio float32 [p], instruction, whether it is the first since
-somebody else moved the arm) → actions [h a] in the robot's units; with rtc a `Guide` may follow."""
+somebody else moved the arm) → actions [h a] in the robot's units, or they and the shares [h 1] of
+a control step that each lasts; with rtc a `Guide` may follow. None: nobody answers, and nothing is
+sent, so that the arm holds still."""
 Pictures = Callable[[Frame], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
-class ActingConfig:
+class ActingConfig(Bounded, place="robot"):
     """``steps`` of each chunk are run before the next is due (0: synchronously all of them, with
     ensemble 1, else half). A chunk whose first row has not begun ``valid_s`` seconds after it was
     sent is void. ``ensemble_decay`` is m of the weights exp(−m i), ``rtc_guidance`` the limit β of
     the guidance's factor, ``rtc_schedule`` how its weights fall."""
 
-    acting: str = "synchronous"
-    steps: int = 0
-    valid_s: float = 0.3
-    ensemble_decay: float = 0.01
-    rtc_guidance: float = 5.0
-    rtc_schedule: str = "exp"
-
-    def __post_init__(self) -> None:
-        if self.acting not in KINDS:
-            raise ConfigError(
-                f"robot.acting={self.acting!r} is unknown: use one of {', '.join(KINDS)}"
-            )
-        if self.steps < 0 or not 0 < self.valid_s <= 2:
-            raise ConfigError(
-                f"robot.steps={self.steps} must be 0 or more, and "
-                f"robot.valid_s={self.valid_s} in (0, 2]"
-            )
-        if self.rtc_schedule not in SCHEDULES:
-            raise ConfigError(
-                f"robot.rtc_schedule={self.rtc_schedule!r} is unknown: use one of "
-                f"{', '.join(SCHEDULES)}"
-            )
-        if not 0 <= self.ensemble_decay < math.inf or not 0 < self.rtc_guidance < math.inf:
-            raise ConfigError(
-                f"robot.ensemble_decay={self.ensemble_decay} must be 0 or more, and "
-                f"robot.rtc_guidance={self.rtc_guidance} above 0"
-            )
+    acting: str = bound("synchronous", choices=KINDS)
+    steps: int = bound(0, ge=0)
+    valid_s: float = bound(0.3, gt=0, le=2)
+    ensemble_decay: float = bound(0.01, ge=0, lt=math.inf)
+    rtc_guidance: float = bound(5.0, gt=0, lt=math.inf)
+    rtc_schedule: str = bound("exp", choices=SCHEDULES)
 
 
 @dataclass
@@ -239,7 +221,7 @@ class Acting:
 
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
         """The fields of a `Chunk`, for which the policy was asked; None where a picture was
-        overwritten meanwhile.
+        overwritten meanwhile, or where nobody answered.
 
         Raises `UserError` for what the policy answers that is no chunk of this robot.
         """
@@ -254,7 +236,11 @@ class Acting:
         place = self._place(state)
         guide = self._guide(place, begun)
         given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
-        rows = self._checked(decide(*given) if guide is None else decide(*given, guide))
+        answer = decide(*given) if guide is None else decide(*given, guide)
+        if answer is None:
+            return None
+        answer, lasts = answer if isinstance(answer, tuple) else (answer, ())
+        rows = self._checked(answer)
         ended = now()
         self.waited = [*self.waited[1 - _KEPT_WAITS :], ended - begun]
         late = place.late(ended, self._welcome.control_hz)
@@ -278,6 +264,7 @@ class Acting:
             "delay": late,
             "actions": _tuples(actions),
             "predicted": () if actions is rows else _tuples(rows),
+            "lasts": _tuples(lasts[: len(rows)]) if len(lasts) else (),
         }
 
     def _checked(self, answer: Any) -> np.ndarray:

@@ -103,7 +103,8 @@ class Chunk(Message):
     sent for them; ``delay`` rows were late when it went out. The ``expiry`` says when the first row
     not yet begun dies; the supervisor adds each row's own offset. ``acting`` is one of
     `real.acting.KINDS`; ``predicted`` what the policy itself answered, empty where it is
-    ``actions``.
+    ``actions``. ``lasts`` [rows, 1] are the shares of a control step that each row lasts, in whole
+    ticks; empty: all of it.
     """
 
     kind: ClassVar[str] = "chunk"
@@ -118,6 +119,7 @@ class Chunk(Message):
     actions: Rows
     acting: str = ""
     predicted: Rows = ()
+    lasts: Rows = ()
 
 
 @dataclass(frozen=True)
@@ -376,7 +378,7 @@ _LENGTHS = {("input", "axes"): (6,), ("state", "wrench"): (0, 6), ("state", "pos
 _UNIT = {("input", "axes"), ("input", "gripper")}  # in [-1, 1], which NaN is not
 # the gate judges these
 _MAY_BE_NAN = {("command", "action"), ("chunk", "actions"), ("input", "target")}
-_MAY_BE_EMPTY = {("chunk", "predicted")}
+_MAY_BE_EMPTY = {("chunk", "predicted"), ("chunk", "lasts")}
 _POSITIVE = {("chunk", "hz"), ("welcome", "hz"), ("welcome", "control_hz")}
 _ENDLESS = {"expiry", "until"}
 _SIGNED = {"decision", "index", "about", "step"}  # -1 means none

@@ -184,6 +184,8 @@ def unlike(robot: EmbodimentSpec, kind: str, values: Mapping[str, Any]) -> str:
     """How a tick or a chunk is not of ``robot``; "" where it is."""
     lengths = {"proprio": robot.proprio_dim} if kind == "tick" else {}
     named = ("policy", "human", "sent") if kind == "tick" else ()
+    if kind == "tick" and len(values["pose"]) not in (0, 3, 7):
+        return f"pose of a tick has {len(values['pose'])} numbers, and 3 or 7 belong to it"
     for name, wanted in {**lengths, **dict.fromkeys(named, robot.action_dim)}.items():
         if len(values[name]) not in (0, wanted):
             return (

@@ -59,7 +59,7 @@ def check(episode: Episode) -> list[str]:
         ):
             if end[name] != count:
                 found.append(f"its end counts {end[name]} {name}, and {count} are there")
-    found += _tick_gaps(episode.ticks)
+    found += _tick_gaps(episode.ticks) + _step_gaps(episode.ticks)
     for camera, rows in sorted(episode.frames.items()):
         found += _frame_gaps(camera, rows)
     found += _contradictions(episode.ticks)
@@ -77,6 +77,26 @@ def _tick_gaps(ticks: list[dict[str, Any]]) -> list[str]:
             found.append(f"{missing} ticks between {a['tick']} and {b['tick']} were not recorded")
         if b["stamp"] < a["stamp"]:
             found.append(f"the clock went back at tick {b['tick']}")
+    return found
+
+
+def _step_gaps(ticks: list[dict[str, Any]]) -> list[str]:
+    """Control steps are counted up, and end once; what is told of the arm keeps its length."""
+    found = []
+    followed = [t for t in ticks if t["step"] >= 0]
+    for a, b in itertools.pairwise(followed):
+        place = f"tick {b['tick']}: control step {b['step']}"
+        if b["step"] < a["step"]:
+            found.append(f"{place} comes after {a['step']}")
+        elif b["step"] == a["step"] and a["step_done"]:
+            found.append(f"{place} goes on after its end")
+    for name in ("pose", "joints"):
+        told = [t for t in ticks if t[name]]
+        for a, b in itertools.pairwise(told):
+            if len(a[name]) != len(b[name]):
+                found.append(
+                    f"tick {b['tick']}: {name} has {len(b[name])} numbers after {len(a[name])}"
+                )
     return found
 
 
@@ -104,6 +124,8 @@ def _contradictions(ticks: list[dict[str, Any]]) -> list[str]:
         place = f"tick {t['tick']}"
         if t["step_done"] and not t["sent"] and t["reference"]:
             found.append(f"{place}: a control step without what was sent")
+        if t["sent"] and t["step"] < 0:
+            found.append(f"{place}: something was sent outside of a control step")
         if t["is_human"] and t["policy"]:
             found.append(f"{place}: both a person and a policy were followed")
         if t["policy"] and t["mode"] != "AUTO":

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vla_rl.errors import ConfigError
+from vla_rl.bounds import Bounded, bound
 
 
 @dataclass
-class MilestoneConfig:
+class MilestoneConfig(Bounded, place="reward.milestones"):
     """``gripper`` and ``position``: proprio dimensions by number (empty: by their names where these
     are known).
 
@@ -28,22 +28,10 @@ class MilestoneConfig:
 
     gripper: list[int] = field(default_factory=list)
     position: list[int] = field(default_factory=list)
-    hysteresis: float = 0.3
-    speed_quantile: float = 0.15
-    window_s: float = 0.4
-    merge_s: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.hysteresis < 0.5 or not 0.0 <= self.speed_quantile <= 1.0:
-            raise ConfigError(
-                "reward.milestones needs 0 <= hysteresis < 0.5 and 0 <= speed_quantile <= 1, got "
-                f"{self.hysteresis} and {self.speed_quantile}"
-            )
-        if self.window_s < 0 or self.merge_s < 0:
-            raise ConfigError(
-                "reward.milestones needs window_s and merge_s >= 0, got "
-                f"{self.window_s} and {self.merge_s}"
-            )
+    hysteresis: float = bound(0.3, ge=0, lt=0.5)
+    speed_quantile: float = bound(0.15, ge=0, le=1)
+    window_s: float = bound(0.4, ge=0)
+    merge_s: float = bound(0.5, ge=0)
 
 
 def find_channels(names: Sequence[str]) -> tuple[list[int], list[int]]:

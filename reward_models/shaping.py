@@ -3,13 +3,14 @@ at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reward_models.settings import GAMMA_OF_ALGORITHM, ShapingConfig
+from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
 
@@ -59,7 +60,7 @@ def shaped_reward(trajectory: Trajectory, potential: Tensor, config: ShapingConf
     return steps
 
 
-class ShapedProgress:
+class ShapedProgress(RewardModel):
     """Base of the rewards that pay along a progress curve: curves computed ahead, shaping, figures.
 
     A subclass gives `progress` (float32 [t+1] per trajectory) and may add to `score_figures`;
@@ -67,7 +68,6 @@ class ShapedProgress:
     """
 
     config: Any
-    progress: Callable[[Sequence[Trajectory]], list[Tensor]]
 
     def __init__(self) -> None:
         self._metrics: dict[str, float] = {}

@@ -22,6 +22,7 @@ from reward_models import srpo_math as m
 from reward_models.encoders import ImageFeatures, make_encoder
 from reward_models.frames import RewardInputError, frames_of, reward_at_end
 from reward_models.settings import SRPOConfig
+from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
 
@@ -67,7 +68,7 @@ def find_references(successes: Tensor, config: SRPOConfig) -> References:
     )
 
 
-class SRPO:
+class SRPO(RewardModel):
     """See the module. ``prepare`` embeds a trajectory ahead of `score`, while others still
     simulate."""
 

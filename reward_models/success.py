@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from reward_models.settings import TaskSuccessConfig
+from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
 
-class TaskSuccess:
+class TaskSuccess(RewardModel):
     """Reward on the last decision of a successful trajectory, 0 elsewhere."""
+
+    reads_frames = False
 
     def __init__(self, config: TaskSuccessConfig):
         self.config = config

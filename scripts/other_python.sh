@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests that touch lerobot, under the other of its two lines: Python 3.12 where .venv has an older one, else 3.11. Options of
-# pytest are passed on. Its environment is kept in build/.
+# pytest are passed on. Its environment is kept in build/; `--prepare` makes that alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,9 @@ echo "[other python] Python $wanted ($python) in $venv"
 [ -x "$venv/bin/python" ] || .venv/bin/uv venv --quiet --python "$python" "$venv"
 UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} .venv/bin/uv pip install --quiet --python "$venv/bin/python" -c constraints.txt \
     --override scripts/overrides.txt -e ".[all,dev]"
-# (the first test of each worker imports all of lerobot and transformers, which nothing has compiled yet)
+if [ "${1:-}" = --prepare ]; then # compiled once here, and not by every worker of the tests
+    exec "$venv/bin/python" -c "import lerobot.policies, transformers, torch._dynamo"
+fi
 exec "$venv/bin/python" -m pytest --timeout 900 -n logical --maxprocesses 4 --dist loadgroup -m "not slow" tests/test_lerobot_policies.py \
     tests/test_lerobot_families.py tests/test_pi0.py tests/test_dataset.py tests/test_real_lerobot.py tests/test_real_so101.py \
     tests/test_libero_demos.py tests/test_openvla.py tests/test_toy.py "$@"

@@ -20,6 +20,7 @@ API = {
             "vla_rl.config": ("compose", "override", "load", "save", "to_yaml", "RunConfig"),
             "vla_rl.run.pipeline": ("run_pipeline",),
             "vla_rl.build": ("implementation", "config_class", "names"),
+            "vla_rl.bounds": ("Bounded", "bound", "several", "told_by"),
             "vla_rl.checkpoint": (
                 "Checkpointable",
                 "save_checkpoint",
@@ -38,13 +39,11 @@ API = {
     ),
     "interfaces": (
         "Python API: interfaces",
-        "what a policy, env, reward, critic, collector or algorithm must answer to",
-        {"vla_rl.interfaces": ()},
-    ),
-    "optional": (
-        "Python API: optional interfaces",
-        "what a component may offer beyond its interface, asked for with `isinstance`",
-        {"vla_rl.optional": ()},
+        "what a policy, env, reward, critic, collector or algorithm must have, and may offer",
+        {
+            f"vla_rl.interfaces.{kind}": ()
+            for kind in ("policy", "actor", "reward", "worlds", "algorithm", "offering")
+        },
     ),
 }
 

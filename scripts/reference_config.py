@@ -1,7 +1,8 @@
 """The pages of docs/reference/config: every key, its type, its default, what it means.
 
 What a key means stands beside its field: a comment at the end of its line or above it, else the
-sentence of the class's docstring that names it.
+sentence of the class's docstring that names it. What it may be are the limits of the field
+(`vla_rl.bounds`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import yaml
 from reference_text import cell, page, table
 
 from vla_rl import build
+from vla_rl.bounds import Bound, bounds_of
 from vla_rl.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +37,7 @@ ROBOT = {
     "console": "real.console.settings:ConsoleConfig",
     "operator": "vla_rl.config.robot:OperatorSettings",
 }
+_SHOWN_CHOICES = 8
 GROUPS = {  # what each component group chooses
     "policy": "the policy: its network, and how it acts and is trained",
     "env": "the simulator, its tasks and cameras",
@@ -48,11 +51,13 @@ GROUPS = {  # what each component group chooses
 
 
 class Key(NamedTuple):
-    """One row of a table: the key below its table's place, its type, its default, what it means."""
+    """One row of a table: the key below its table's place, its type, its default, its limits, what
+    it means."""
 
     name: str
     type: str
     default: str
+    limits: str
     meaning: str
 
 
@@ -148,6 +153,17 @@ def shown(value: Any) -> str:
     )
 
 
+def _limits(limits: Bound | None) -> str:
+    """What a field may be; of many choices the first ones."""
+    if limits is None:
+        return ""
+    limits = dataclasses.replace(limits, null=False)  # which the type says
+    if (more := len(limits.choices) - _SHOWN_CHOICES) > 1:
+        first = dataclasses.replace(limits, choices=limits.choices[:_SHOWN_CHOICES])
+        return f"{first.words} and {more} more"
+    return limits.words
+
+
 def _default(field: dataclasses.Field[Any]) -> Any:
     return (
         field.default_factory()
@@ -184,7 +200,8 @@ def keys(
             )
         else:
             text = meaning(cls, field.name).removeprefix(f"``{field.name}``: ")
-            yield Key(prefix + field.name, _type(hint), shown(value), text)
+            limits = _limits(bounds_of(cls).get(field.name))
+            yield Key(prefix + field.name, _type(hint), shown(value), limits, text)
 
 
 def _key_table(rows: Sequence[Key]) -> list[str]:
@@ -196,8 +213,11 @@ def _key_table(rows: Sequence[Key]) -> list[str]:
         else f"see ``{first[k.meaning]}``"
         for k in rows
     ]
-    cells = [(f"`{k.name}`", k.type, k.default, cell(text)) for k, text in zip(rows, told)]
-    return table(("key", "type", "default", "meaning"), cells)
+    cells = [
+        (f"`{k.name}`", k.type, k.default, cell(k.limits), cell(text))
+        for k, text in zip(rows, told)
+    ]
+    return table(("key", "type", "default", "may be", "meaning"), cells)
 
 
 def _introduction(cls: type) -> list[str]:

@@ -19,7 +19,6 @@ import torch
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from vla_rl import build
 from vla_rl.checkpoint import load_policy
-from vla_rl.interfaces import NoisePolicy
 from vla_rl.types import EpisodeSpec, Observation
 
 
@@ -52,7 +51,7 @@ def main() -> None:
             "needs two of each"
         )
     policy = load_policy(options.checkpoint, build.policy_class)
-    if not isinstance(policy, NoisePolicy):
+    if "noise" not in policy.can:
         kind = type(policy).__name__
         parser.error(
             f"{options.checkpoint} holds a {kind}, which turns no noise into actions: name "

@@ -21,6 +21,7 @@ import numpy as np
 
 from sim.recording import record_demonstration
 from sim.slots import checked_actions, instruction, running, task_named
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, MissingPackage, UserError, first_line
 from vla_rl.specs import (
     OTHER,
@@ -39,7 +40,7 @@ TERMINATED = "terminated"
 
 
 @dataclass
-class GymConfig:
+class GymConfig(Bounded, place="env"):
     """An env by its ``id``; "module:Name-v0" imports the module first, which registers it.
     ``options`` go to its maker.
 
@@ -59,7 +60,7 @@ class GymConfig:
     # the keyword argument that names a task; empty: the env has one
     task_option: str = ""
     # its values, which are the run's tasks
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[str] = several([], once=True)
     # one for each task; empty: the task's name in words
     instructions: list[str] = field(default_factory=list)
     # the keyword argument of a seed, for envs that heed it in their maker alone: one is made for
@@ -71,34 +72,26 @@ class GymConfig:
     state: list[str] = field(default_factory=list)
     # key of info, or terminated; empty: is_success or success
     success: str = ""
-    reward: str = "success"  # success: 1 when it is reached; env: what the env gives
+    # success: 1 when it is reached; env: what the env gives
+    reward: str = bound("success", choices=REWARDS)
     # control steps that end an episode; 0: as the env was registered
-    horizon: int = 0
-    control_hz: float = 0.0  # 0: the env's render_fps
+    horizon: int = bound(0, ge=0)
+    control_hz: float = bound(0.0, ge=0)  # 0: the env's render_fps
     # module:name of scripted experts, called with a task's name or indexed by it, for phase collect
     expert: str = ""
 
     def __post_init__(self) -> None:
-        if self.reward not in REWARDS:
-            raise ConfigError(
-                f"env.reward={self.reward!r} is unknown: use one of {', '.join(REWARDS)}"
-            )
+        super().__post_init__()
         if bool(self.task_option) != bool(self.tasks):
             raise ConfigError(
                 f"env.task_option={self.task_option!r} and env.tasks={self.tasks} belong together: "
                 "the argument that names a task, and the tasks; leave both empty for an env with "
                 "one task"
             )
-        if len(set(self.tasks)) < len(self.tasks):
-            raise ConfigError(f"env.tasks={self.tasks} names a task twice")
         if self.instructions and len(self.instructions) != max(1, len(self.tasks)):
             raise ConfigError(
                 f"env.instructions has {len(self.instructions)} texts for "
                 f"{max(1, len(self.tasks))} tasks: give one for each"
-            )
-        if self.horizon < 0 or self.control_hz < 0:
-            raise ConfigError(
-                f"env.horizon={self.horizon} and env.control_hz={self.control_hz} must be 0 or more"
             )
         if self.expert and ":" not in self.expert:
             raise ConfigError(

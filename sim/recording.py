@@ -1,9 +1,9 @@
 """Recording a demonstration: what a scripted expert sees and says, while something else may be
-executed; its figures."""
+executed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,3 @@ def record_demonstration(
         "init_state_id": episode.init_state_id,
         "extra": {"sent": np.stack(sent).astype(np.float32)},
     }
-
-
-def expert_figures(runs: Sequence[dict[str, Any]]) -> tuple[int, float, int]:
-    """Of `record_demonstration`'s ``runs``: how many succeeded, and those' mean and largest
-    number of control steps."""
-    lengths = [len(run["actions"]) for run in runs if run["success"]] or [0]
-    return sum(run["success"] for run in runs), float(np.mean(lengths)), max(lengths)

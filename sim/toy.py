@@ -20,6 +20,7 @@ import numpy as np
 from sim.recording import record_demonstration
 from sim.slots import instruction
 from vla_rl import splits
+from vla_rl.bounds import Bounded, bound
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.specs import (
     CameraSpec,
@@ -40,7 +41,7 @@ _VIEW = 0.12  # metres: half the width the camera sees
 
 
 @dataclass
-class ToyConfig:
+class ToyConfig(Bounded, place="env"):
     """``max_step`` metres is what an action of 1 moves in one control step; ``success_radius`` is
     in metres too.
 
@@ -53,49 +54,25 @@ class ToyConfig:
     """
 
     # pixels per side
-    image_size: int = 16
+    image_size: int = bound(16, ge=4, le=2048)
     # control steps that end an episode
-    horizon: int = 20
+    horizon: int = bound(20, ge=1)
     # metres that an action of 1 moves in a control step
-    max_step: float = 0.02
+    max_step: float = bound(0.02, gt=0)
     # metres from the goal that count as success
-    success_radius: float = 0.012
-    step_seconds: float = 0.0
-    step_tail: float = 0.0
+    success_radius: float = bound(0.012, gt=0)
+    step_seconds: float = bound(0.0, ge=0)
+    step_tail: float = bound(
+        0.0, gt=1, lt=np.inf, also=[0], hint="above 1 there is a mean; 0: no tail"
+    )
     # what goes wrong: one of `FAULTS`; none: nothing
-    fault: str = "none"
+    fault: str = bound("none", choices=FAULTS)
     # initial state whose episodes are struck; -1: all
     fault_init_state_id: int = -1
     # control steps before it strikes; -1: at the start
     fault_control_step: int = 0
     # a file: strike only while it is not there, and make it
     fault_marker: str = ""
-
-    def __post_init__(self) -> None:
-        if self.fault not in FAULTS:
-            raise ConfigError(
-                f"env.fault={self.fault!r} is unknown: use one of {', '.join(FAULTS)}."
-            )
-        if self.image_size > 2048 or self.step_seconds < 0:
-            raise ConfigError(
-                f"env needs image_size <= 2048 and step_seconds >= 0, got {self.image_size} and "
-                f"{self.step_seconds}"
-            )
-        if self.step_tail and not 1 < self.step_tail < np.inf:
-            raise ConfigError(
-                f"env.step_tail={self.step_tail} must be above 1, so that there is a "
-                "mean, or 0 for no tail"
-            )
-        if (
-            self.image_size < 4
-            or self.horizon < 1
-            or self.max_step <= 0
-            or self.success_radius <= 0
-        ):
-            raise ConfigError(
-                "env needs image_size >= 4, horizon >= 1, max_step > 0 and success_radius > 0, got "
-                f"{self.image_size}, {self.horizon}, {self.max_step} and {self.success_radius}."
-            )
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""

@@ -3,17 +3,14 @@ call."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 
-import vla_rl.interfaces
-import vla_rl.optional
 from vla_rl.errors import UserError
-from vla_rl.interfaces import Env, LikelihoodPolicy, Policy, Simulator, ValuePolicy
+from vla_rl.interfaces import Env, Policy, Simulator
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import (
     EmbodimentSpec,
@@ -261,25 +258,6 @@ def random_observation(
     )
 
 
-def check_offers(thing: object) -> None:
-    """What ``isinstance`` says of it is the same on every Python: from 3.12 on it sees no
-    submodule, weight or buffer."""
-    for module in (vla_rl.interfaces, vla_rl.optional):
-        for asked in vars(module).values():
-            if (
-                not getattr(asked, "_is_runtime_protocol", False)
-                or asked.__module__ != module.__name__
-            ):
-                continue
-            parts = [part for part in asked.__mro__ if getattr(part, "_is_protocol", False)]
-            names = {name for part in parts for name in (*vars(part), *part.__annotations__)}
-            names = {name for name in names if not name.startswith("_") or name == "__call__"}
-            assert names, f"{asked.__name__} asks for nothing, so that everything offers it"
-            offered = [name for name in names if getattr(thing, name, None) is not None]
-            hidden = [name for name in offered if inspect.getattr_static(thing, name, None) is None]
-            assert not hidden, f"{asked.__name__} cannot see {sorted(hidden)}"
-
-
 def check_policy(
     policy: Policy, observation: Observation | None = None, *, tolerance: float = 1e-4
 ) -> None:
@@ -287,7 +265,7 @@ def check_policy(
     what was recorded."""
     spec = policy.embodiment
     check_embodiment(spec)
-    check_offers(policy)
+    assert Policy.of(policy) is policy and isinstance(policy.can, frozenset)
     observation = random_observation(spec, 4) if observation is None else observation
     b = len(observation)
     seeds = [1000 + i for i in range(b)]
@@ -319,14 +297,14 @@ def check_policy(
     torch.testing.assert_close(
         fixed[0].chunk.actions, fixed[1].chunk.actions, rtol=0, atol=tolerance
     )
-    if isinstance(policy, ValuePolicy):
+    if "value" in policy.can:
         with torch.no_grad():
             value = policy.value(observation)
         assert (value is None) == (output.value is None)
         assert value is None or (
             torch.equal(value, output.value) and torch.equal(value, fixed[0].value)
         )
-    if isinstance(policy, LikelihoodPolicy):
+    if "likelihood" in policy.can:
         replay = {name: tensor.clone() for name, tensor in output.replay.items()}
         evaluation = policy.evaluate(observation, replay)
         assert (

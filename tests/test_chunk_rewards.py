@@ -24,6 +24,7 @@ from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.config.offline import OfflineConfig
 from vla_rl.config.replay_algorithms import CriticsConfig, SACConfig
+from vla_rl.interfaces import RewardModel
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.rewards.build import linked_to_algorithm
 from vla_rl.rewards.combined import CombinedReward
@@ -218,7 +219,7 @@ def test_parts_of_a_combined_reward_count_alike_whatever_they_pay_by():
     trajectory = dataclasses.replace(episode(0, last_steps=3), success=True)
     potential = torch.tensor([0.2, 0.7, 0.4, 0.9])
 
-    class Shaped:
+    class Shaped(RewardModel):
         def score(self, trajectories):
             shaping = ShapingConfig(
                 gamma=0.9,

@@ -144,7 +144,7 @@ def test_bench_policy_names_the_presets_it_knows(capsys):
         (["train", "run=toy", "name="], ["name=''", "study/seed_1"]),
         (["train", "run=toy", "name=../x", "--fresh"], ["name='../x'"]),
         (["train", "run=toy", "name=/x"], ["name='/x'"]),
-        (["train", "run=toy", "rl.eval_every=-1"], ["rl.eval_every (0: never)", "-1"]),
+        (["train", "run=toy", "rl.eval_every=-1"], ["rl.eval_every=-1", "0 or more"]),
         (["train", "run=toy", "threads=-1"], ["threads=-1"]),
         (["train", "run=toy", "threads=100000"], ["threads=100000 is more than the", "threads=0"]),
         (["eval", "x", "--suite", "toy", "--episodes", "0"], ["--episodes 0: give 1 or more"]),

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from vla_rl import build
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.cluster import group as groups
 from vla_rl.cluster import session, workplace
 from vla_rl.cluster.collector import job_of, parallel_stats
@@ -148,7 +148,7 @@ def test_weights_can_be_rounded_on_their_way():
     )
     assert weights["n"] == 2 and torch.equal(weights["exact"], own["exact"])
     assert data.nbytes < packed_weights(1, own | {"a": own["a"].repeat(50)})[0].nbytes
-    with pytest.raises(ConfigError, match=r"cluster\.sent is"):
+    with pytest.raises(ConfigError, match=r"cluster\.sent='half' .* one of float32, bfloat16"):
         RayConfig(sent="half")
 
 

@@ -22,13 +22,14 @@ from test_cluster import TOY, start  # noqa: F401 - a fixture
 from test_replay_store import episode
 
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
+from vla_rl.assembly.folder import changes
 from vla_rl.cluster.collector import AheadRayCollector, job_of, parallel_stats, staleness
 from vla_rl.cluster.group import RolloutGroup, _Worker
-from vla_rl.cluster.packing import packed_weights, unpacked
+from vla_rl.cluster.packing import packed_weights
+from vla_rl.cluster.payload import fetched
 from vla_rl.cluster.rollout_actor import Job, RolloutActor
-from vla_rl.config import compose, override
-from vla_rl.data.codec import trajectory_from_state
-from vla_rl.errors import ConfigError
+from vla_rl.config import compose, learned_algorithm, load, override, save
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.spool import learned_weights
 from vla_rl.monitoring.metrics import read_metrics
@@ -263,12 +264,7 @@ def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_i
     actor.add(proposals(0, 0)[:2], False)
     found: list = []
     while len(found) < 2:
-        _, data = actor.take(1.0)
-        found += (
-            []
-            if data is None
-            else [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
-        )
+        found += [fetched(data) for data in actor.take(1.0)[1]]
     actor.close()
     for trajectory in found:
         assert (
@@ -288,7 +284,7 @@ def test_new_weights_in_the_middle_of_an_episode_and_each_decision_knows_whose_i
 
 
 def test_a_collector_that_does_not_run_ahead_is_asked_round_by_round():
-    plans = Plans(object(), proposals, 3)
+    plans = Plans(type("Plain", (), {})(), proposals, 3)
     assert plans.take(0, 0) == proposals(0, 0) and plans.take(0, 2) == proposals(0, 2)
     assert plans.state_dict() is None
     plans.load_state_dict(None)
@@ -332,7 +328,7 @@ def test_ages_are_counted_per_decision():
 
 def test_stale_data_is_corrected_unless_asked_not_to():
     def weight(*overrides: str) -> str:
-        return compose(["run=toy", *overrides]).algorithm.behavior_weight
+        return learned_algorithm(compose(["run=toy", *overrides])).behavior_weight
 
     assert weight() == weight("cluster=ray") == "none"
     assert (
@@ -347,10 +343,30 @@ def test_stale_data_is_corrected_unless_asked_not_to():
         weight("cluster=ray", "cluster.mode=async", "algorithm.recompute_old_log_prob=false")
         == "none"
     )
-    changed = override(compose(["run=toy", "cluster=ray", "cluster.mode=async"]), ["seed=1"])
-    assert changed.algorithm.behavior_weight == "truncate"
+    config = compose(["run=toy", "cluster=ray", "cluster.mode=async"])
+    assert config.algorithm.behavior_weight == "none"  # as it was typed
+    assert learned_algorithm(override(config, ["cluster.mode=sync"])).behavior_weight == "none"
     # learns from a replay
     compose(["run=residual_quickstart", "cluster=ray", "cluster.mode=async"])
+
+
+def test_runs_go_on_whose_record_has_the_correction_written_out(tmp_path):
+    """As older ones have. A run that is corrected otherwise is another."""
+    words = ["run=toy", "cluster=ray", "cluster.mode=async"]
+    save(compose([*words, "algorithm.behavior_weight=truncate"]), tmp_path / "config.yaml")
+    assert load(tmp_path / "config.yaml").algorithm.behavior_weight == "truncate"
+    assert changes(compose([*words, "name=other"]), tmp_path) is False
+    with pytest.raises(UserError, match=r"behavior_weight: 'truncate' there, 'none' now"):
+        changes(compose([*words, "cluster.correction=none"]), tmp_path)
+    save(compose(words), tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"behavior_weight: 'truncate' there, 'mask' now"):
+        changes(compose([*words, "cluster.correction=mask"]), tmp_path)
+    # where nothing runs ahead it says nothing
+    save(compose(["run=toy", "cluster=ray"]), tmp_path / "config.yaml")
+    assert (
+        changes(compose(["run=toy", "cluster=ray", "cluster.correction=mask"]), tmp_path) is False
+    )
+    assert changes(compose(["run=toy"]), tmp_path) is False
 
 
 def test_batches_are_cut_off_where_there_are_episodes_to_spare():

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.cluster.learner import GroupLearner, _RankLost
 from vla_rl.cluster.session import alive_nodes
 from vla_rl.config import compose
@@ -47,7 +47,8 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(
         f"output_dir={tmp_path}",
     ]
     own += ["critic=none", "algorithm.advantage=rloo", "rl.group_size=4", "rl.iterations=4"]
-    own += ["algorithm.critic_warmup_iterations=0"]
+    # (of small steps: how far rounding carries the two apart grows with them)
+    own += ["algorithm.critic_warmup_iterations=0", "algorithm.learning_rate=1e-4"]
     told, batches = [], []
     of_ranks, of_one = GroupLearner.learn, BatchLearner.learn
 
@@ -75,7 +76,7 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(
     assert rows[0][0]["rollout/success"] == rows[1][0]["rollout/success"]
     for a, b in zip(*rows, strict=True):
         for name in ("ppo/policy_loss", "ppo/grad_norm", "ppo/updates_total", "episodes"):
-            assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-5), name
+            assert b[name] == pytest.approx(a[name], rel=2e-4, abs=1e-5), name
     weights = [
         load_file(folder / "checkpoints" / "rl" / "model.safetensors")
         for folder in (alone, together)

@@ -22,7 +22,8 @@ from test_cluster import TOY, start  # noqa: F401 - a fixture
 
 from benchmarks.learning.faults import Nodes
 from vla_rl.checks import cluster as checks
-from vla_rl.checks.preflight import check, check_run
+from vla_rl.checks.options import check_run
+from vla_rl.checks.preflight import check
 from vla_rl.cluster.placement import Amount, Group, arranged, choices, resolved
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.times import measured

@@ -40,13 +40,13 @@ class Worker:
     def __init__(self, job) -> None:
         self._actor, self.dead, self.scored = RewardActor(job), False, 0
         self.hello = SimpleNamespace(remote=lambda: self._actor.hello)
-        self.score = SimpleNamespace(remote=lambda data: lambda: self._score(data))
+        self.score = SimpleNamespace(remote=lambda *given: lambda: self._score(*given))
 
-    def _score(self, data):
+    def _score(self, data, held):
         if self.dead:
             raise ActorLost("killed")
         self.scored += 1
-        return self._actor.score(data)
+        return self._actor.score(data, held)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from vla_rl import asked as questions
 from vla_rl import build
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.commands.evaluate import config_of_checkpoint
 from vla_rl.config import RunConfig, compose, from_tree, load, override, save, to_tree
 from vla_rl.config.by_hydra import composed

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +164,17 @@ DEPTH, SMALL, NOISE = (
     {"bytes": b"no picture", "path": "x"},
 )
 NAN, INF = float("nan"), float("inf")
+
+
+def vast() -> dict[str, Any]:
+    """A picture whose header says 60000 × 60000."""
+    data = bytearray(png(np.zeros((8, 12), np.uint8)))
+    data[16:24] = struct.pack(">II", 60_000, 60_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+    return {"bytes": bytes(data), "path": "x"}
+
+
+VAST = vast()
 # How a sound dataset is spoilt, and what is said of it. Row 8 of the data is row 2 of episode 1.
 SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "nan action": (
@@ -318,6 +331,39 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
         "embodiment.json is a git-lfs pointer",
     ),
     "no rate": (told("meta/info.json", fps=0), "its fps is 0"),
+    "a rate of no number": (told("meta/info.json", fps=NAN), "its fps is nan"),
+    "nothing of a feature": (
+        told("meta/info.json", features__action=None),
+        "info.json is damaged .it says nothing of action",
+    ),
+    "named numbers": (
+        table("data", every(lambda i, r: {"action": {"x": 1.0, "y": 2.0}})),
+        "action is of struct<x: double, y: double>, and numbers are needed",
+    ),
+    "bytes": (
+        table("data", every(lambda i, r: {"action": b"\0" * 8})),
+        r"it has the shape \[6, 1\]|and numbers are needed",
+    ),
+    "frames counted from 100": (
+        table("data", every(lambda i, r: {"frame_index": r["frame_index"] + 100})),
+        "episode 0 has the frame_index 100 in place of 0",
+    ),
+    "a success of a half": (
+        table("meta/episodes", every(lambda i, r: {"success": 0.5})),
+        "episode 0: its success is 0.5",
+    ),
+    "time in nanoseconds": (
+        table("data", every(lambda i, r: {"timestamp": int(r["timestamp"] * 1e9)})),
+        r"this row comes 1e\+08 s after",
+    ),
+    "a picture that is too large": (
+        table("data", at(8, **{FRONT.replace(".", "__"): VAST})),
+        "episode 1, row 2, .* cannot be read .*exceeds limit",
+    ),
+    "a picture of somebody else": (
+        table("data", at(8, **{FRONT.replace(".", "__"): {"bytes": None, "path": "/etc/group"}})),
+        "names the file '/etc/group', which lies outside of it",
+    ),
     "other statistics": (
         told("meta/stats.json", **{"observation-state__max": [0.1, 0.1]}),
         r"observation.state\[b\]: is \S+, beyond the \S+ … 0.1 of meta/stats.json",
@@ -360,10 +406,7 @@ def test_what_is_no_recording_is_named(tmp_path, capsys):
     assert main(["data", "check", str(tmp_path / "notes")]) == 2
     assert "holds no recorded episodes" in capsys.readouterr().err
     assert main(["data", "check", "someone/arm-data"]) == 2
-    assert (
-        "hf download someone/arm-data --repo-type dataset --local-dir FOLDER"
-        in capsys.readouterr().err
-    )
+    assert "'vla-rl hub fetch someone/arm-data --dataset'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- what is read, and how
@@ -656,6 +699,16 @@ def spans(*froms_and_tos: tuple[int, int]) -> Callable[[Path], None]:
             told("meta/stats.json", action__max=[1.0]),
             "stats.json: min and max of action are no two vectors",
         ),
+        (
+            told("meta/stats.json", action__min=[-1.0], action__max=[1.0]),
+            "stats.json: min and max of action are no two vectors of 2 finite numbers",
+        ),
+        (
+            told("meta/info.json", data_path="../../etc/f-{file_index:03d}.parquet"),
+            "info.json, data_path: it says '../../etc/f-{file_index:03d}.parquet', and no data",
+        ),
+        (told("meta/info.json", data_path="data/{nope}"), "it says 'data/{nope}', and no data"),
+        (told("meta/info.json", data_path=7), "info.json, data_path: it says '7', and no data"),
     ],
 )
 def test_metadata_that_training_does_not_need_are_warned_of(spoil, said, sound, tmp_path):
@@ -1057,6 +1110,7 @@ def test_contents_of_journals(changes, said, tmp_path, capsys):
         ("valid", 0, "decision whose valid control steps are not its first ones"),
         ("actions", 0.2, r"row 0, action\[x\]: is 0.2, beyond the -0.05 … 0.05"),
         ("proprio", INF, r"row 0, observation.state\[p\]: is inf"),
+        ("rewards", 3e38, r"row 0, rewards\[0\]: is 3e\+38, which nobody's number is"),
     ],
 )
 def test_contents_of_replays(place, value, said, tmp_path, capsys, monkeypatch):
@@ -1070,10 +1124,12 @@ def test_contents_of_replays(place, value, said, tmp_path, capsys, monkeypatch):
     replay = replays.Replay(tmp_path / "run" / "replay", embodiment=ROBOT)
     for i in range(3):
         e = trajectory(i)
+        rewards = torch.zeros(len(e))
         if i == 1:
-            values = e.observations.proprio if place == "proprio" else getattr(e, place)
+            known = {"proprio": e.observations.proprio, "rewards": rewards}
+            values = known[place] if place in known else getattr(e, place)
             values.view(-1)[0] = value
-        replay.add(e, torch.zeros(len(e)), "online")
+        replay.add(e, rewards, "online")
     del replay
     found = [f for f in checked(tmp_path / "run", capsys) if f["level"] == "error"]
     assert len(found) == 1 and (found[0]["episode"] or found[0]["text"][:17]) in (

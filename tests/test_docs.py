@@ -11,7 +11,7 @@ import torch
 from contracts import check_policy, check_simulator
 
 from vla_rl import build
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config import compose
 from vla_rl.config.run import CollectConfig
 from vla_rl.interfaces import Critic, RewardModel

@@ -296,7 +296,7 @@ def test_jerk():
 
 
 def test_bad_config():
-    with pytest.raises(ConfigError, match="split='test' is unknown: use one of train, held_out"):
+    with pytest.raises(ConfigError, match=r"evaluate.split='test' .* one of train, held_out"):
         EvaluateConfig(split="test")
     with pytest.raises(ConfigError, match="episodes_per_task"):
         EvaluateConfig(episodes_per_task=0)

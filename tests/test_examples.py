@@ -115,6 +115,7 @@ def test_nothing_here_is_untested():
         "my_env.py",
         "my_reward.py",
         "my_run.yaml",
+        "my_study.yaml",
         "notebook.ipynb",
         "README.md",
     }

@@ -463,6 +463,10 @@ JOURNALS: dict[str, tuple[Callable[[list[list[Any]]], object], str]] = {
     "a robot without cameras": (robot(cameras=...), "describes no robot .*cameras"),
     "a robot of unknown words": (robot(wheels=4), "describes no robot"),
     "a robot with bounds NaN": (robot(action_low=[float("nan")] * 4), "describes no robot"),
+    "a pose of five numbers": (
+        field("tick", "pose", [0.0] * 5),
+        "pose of a tick has 5 numbers, and 3 or 7 belong to it",
+    ),
     "an end without its counts": (field("end", "ticks", ..., 0), "the end has no ticks"),
     "an end that is a list": (lambda r: r[-1].__setitem__(1, [1]), "end of an end is"),
     "an end that was recovered of nothing": (

@@ -11,7 +11,8 @@ import pytest
 from vla_rl import cli
 from vla_rl.advice.remedies import advice, image_figures
 from vla_rl.advice.start_checks import Figures, Rate, checks
-from vla_rl.checks.preflight import check_run, is_sparse
+from vla_rl.checks.options import check_run
+from vla_rl.checks.rewards import is_sparse
 from vla_rl.config import compose
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import FilteredBCConfig

@@ -29,7 +29,6 @@ from policies.lerobot.families import FAMILIES, LEFT_OUT
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
 from policies.settings import LeRobotConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.optional import GuidedPolicy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
 if sys.version_info < (3, 12):
@@ -171,7 +170,7 @@ def tried(policy: LeRobotPolicy, name: str) -> str:
     residual = ResidualConfig(hidden=[8], encoder=8, copy_base=False, distribution="deterministic")
     ResidualPolicy(residual, policy).act(seen, deterministic=True, memory=[None] * 2)
     learns, steers = ("yes", "yes") if chain else ("no", "no")
-    guided = "yes" if isinstance(policy, GuidedPolicy) and policy.guidable else "no"
+    guided = "yes" if policy.guidable else "no"
     size = f"{policy.num_parameters() / 1000:,.0f} k"
     uses = ["yes", "yes", learns, "yes", steers, guided]
     return (

@@ -135,7 +135,16 @@ def simulator():
     """One scene for the whole file, drawn small."""
     if problem := libero_problem():
         pytest.skip(f"needs LIBERO: {problem}")
-    from sim.libero.collect import Blind
+    from sim.libero.perturb import PerturbedLibero
+    from sim.slots import running
+    from vla_rl.specs import SlotObservation
+
+    class Blind(PerturbedLibero):
+        """Steps without drawing: experts look at no picture."""
+
+        def observe(self, slot):
+            s = running(self._slots, slot, over=True)
+            return SlotObservation({}, s.scene.proprio(s.seen), self.instruction_of(s.episode))
 
     config = LiberoConfig(
         tasks=["1"], look="light", controller="fast", cameras=["agentview"], camera_size=16

@@ -74,7 +74,10 @@ def test_a_suite_of_ones_own(own) -> None:
 
 def test_what_cannot_be_opened_is_one_clear_error(own, monkeypatch) -> None:
     for options, words in (
-        ({"suite": "libero_pro_spatial_env"}, r"env\.suite='libero_pro_spatial_env' is unknown"),
+        (
+            {"suite": "libero_pro_spatial_env"},
+            r"env\.suite='libero_pro_spatial_env': it must be one of",
+        ),
         ({"suite": "mine", "files": "/gone"}, r"no time limit of its own: set env\.horizon"),
     ):
         with pytest.raises(ConfigError, match=words):

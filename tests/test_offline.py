@@ -21,7 +21,7 @@ from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.checkpoint import load_policy, load_training_state
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig
 from vla_rl.config.offline import DynamicsConfig, OfflineConfig
 from vla_rl.config.replay_algorithms import CriticsConfig
@@ -524,11 +524,17 @@ def test_the_rounds_of_a_killed_run_are_reported(tmp_path):
             ["algorithm=iql", "offline.rounds=1"],
             r"needs algorithm.type=ppo, and this is iql: set algorithm=rl100",
         ),
-        (["offline.dynamics.elites=9"], r"offline.dynamics.elites=9"),
+        (["offline.dynamics.elites=9"], r"offline.dynamics.elites=9 .* offline.dynamics.count=5"),
         (["offline.imitation_updates=-1"], r"offline.imitation_updates=-1"),
-        (["offline.critics.count=0"], r"offline.critics.count=0"),
-        (["offline.starts=last"], r"offline.starts='last' is not a choice"),
-        (["offline.expectile=1"], r"offline.expectile=1.0 is out of range"),
+        (["offline.critics.count=0"], r"offline.critics.count=0 .* 1 or more"),
+        (
+            ["offline.starts=last"],
+            r"offline.starts='last' is not a choice: it must be one of any, first",
+        ),
+        (
+            ["offline.expectile=1"],
+            r"offline.expectile=1 is out of range: it must be above 0 and below 1",
+        ),
     ],
 )
 def test_what_cannot_learn_offline_is_refused_before_anything_runs(overrides, error):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pi_vectors as vectors
 import pytest
 import torch
@@ -40,10 +41,10 @@ from policies.lerobot.weights import load_weights
 from policies.settings import LeRobotConfig
 from vla_rl.algorithms.dsrl import DSRL
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.cli import main
 from vla_rl.config.replay_algorithms import CriticsConfig, DSRLConfig
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError, MissingDependency, UserError
-from vla_rl.interfaces import FeaturePolicy, LikelihoodPolicy, NoisePolicy
 from vla_rl.types import Observation
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vla-rl[lerobot]'")
@@ -213,11 +214,7 @@ def tensors_in(file: Path) -> dict[str, torch.Tensor]:
 @BOTH
 def test_contract(family: str, policies: dict[str, LeRobotPolicy]) -> None:
     policy = policies[family]
-    assert (
-        isinstance(policy, LikelihoodPolicy)
-        and isinstance(policy, NoisePolicy)
-        and isinstance(policy, FeaturePolicy)
-    )
+    assert policy.can >= {"likelihood", "noise", "features"}
     check_policy(policy, observation(4), tolerance=1e-5)
     assert (
         policy.act(observation(2), seeds=[1, 2]).chunk.valid.tolist()
@@ -345,6 +342,42 @@ def test_a_folder_of_openpis(
     (folder / "assets" / "arm" / "norm_stats.json").unlink()
     with pytest.raises(UserError, match=r"must hold one assets/<asset>/norm_stats.json.*has none"):
         load(folder, options=options, cameras=cameras, vlm=vlm, sizes=TINY)
+
+
+@BOTH
+def test_openpis_folder_comes_back_from_a_checkpoint_of_ours(
+    family: str, policies: dict[str, LeRobotPolicy], vlm: str, tmp_path: Path
+) -> None:
+    """`vla-rl export --form openpi`: names, counts and bits of its tensors, its settings and norms;
+    `--form lerobot` of the same checkpoint, and that back in openpi's, too."""
+    folder = openpi_folder(policies[family], tmp_path / "openpi")
+    cameras = ["base_0_rgb:front", "left_wrist_0_rgb:wrist", "right_wrist_0_rgb:none"]
+    options = [option for option in OPTIONS if not option.startswith(("max_action_dim", "device"))]
+    given = {"options": options, "cameras": cameras, "vlm": vlm, "sizes": TINY}
+    save_checkpoint(tmp_path / "ours", load(folder, **given))
+    forms = {"openpi": tmp_path / "back", "lerobot": tmp_path / "lerobot"}
+    for form, place in forms.items():
+        assert main(["export", str(tmp_path / "ours"), str(place), "--form", form]) == 0
+    save_checkpoint(tmp_path / "again", load(forms["lerobot"], cameras=cameras, vlm=vlm))
+    assert main(["export", str(tmp_path / "again"), str(tmp_path / "two"), "--form=openpi"]) == 0
+    wanted = tensors_in(folder / "model.safetensors")
+    for back in (forms["openpi"], tmp_path / "two"):
+        found = tensors_in(back / "model.safetensors")
+        assert set(found) == set(wanted) and len(found) == len(wanted)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        said = [json.loads((f / "config.json").read_text()) for f in (back, folder)]
+        assert said[0] == said[1]
+        [norms] = [json.loads(f.read_text())["norm_stats"] for f in back.rglob("norm_stats.json")]
+        for ours, theirs in (("actions", "action"), ("state", "observation.state")):
+            for key in ("mean", "std", "q01", "q99"):
+                np.testing.assert_array_equal(
+                    *map(np.float32, (norms[ours][key], STATS[theirs][key]))
+                )
+    chunks = [
+        p.act(observation(), deterministic=True, seeds=[5, 6, 7]).chunk.actions
+        for p in (load(forms["openpi"], **given), policies[family])
+    ]
+    torch.testing.assert_close(*chunks, rtol=0, atol=1e-5)
 
 
 def test_files_that_are_not_this_policys(

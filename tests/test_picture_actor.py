@@ -31,7 +31,7 @@ from vla_rl.algorithms.dagger import Dagger
 from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.iql import IQL
 from vla_rl.checkpoint import load_policy, save_checkpoint
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config.replay_algorithms import (
     CriticsConfig,
     DaggerConfig,
@@ -419,10 +419,13 @@ STATE = ["env=dualarm", "env.tasks=[lift_bar]", "tasks=[lift_bar]", "env.observe
             r"actor\.shift=84 is too much for pictures of 84 pixels",
         ),
         (["algorithm=rlpd", "actor.stride=84"], r"actor\.stride=84 is too much for pictures of 84"),
-        (["algorithm=rlpd", "actor.channels=[]"], r"actor\.channels=\[\] needs at least one width"),
+        (
+            ["algorithm=rlpd", "actor.channels=[]"],
+            r"actor\.channels=\[\] is empty: it must have 1 or more entries",
+        ),
         (
             ["algorithm=rlpd", "actor.eyes=both"],
-            r"actor\.eyes is 'both', choose one of features, pictures",
+            r"actor\.eyes='both' .* one of features, pictures",
         ),
     ],
 )

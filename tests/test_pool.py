@@ -261,7 +261,11 @@ def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
 @pytest.mark.parametrize(
     "factory, error, text",
     [
-        (functools.partial(ToyConfig, fault="burn"), ConfigError, "'burn' is unknown"),
+        (
+            functools.partial(ToyConfig, fault="burn"),
+            ConfigError,
+            "env.fault='burn' is not a choice: it must be one of none, exit",
+        ),
         (
             functools.partial(ToyReach, 3),
             UserError,

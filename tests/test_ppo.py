@@ -403,7 +403,9 @@ def test_learning_rate_warms_up_once_the_critic_has():
     ppo = PPO(config, policy, critic())
     rates = [ppo.update(rollout(policy, i))["ppo/learning_rate"] for i in range(6)]
     assert rates == pytest.approx([0.0, 0.25e-3 * 0.9, 0.5e-3 * 0.8, 0.75e-3 * 0.7, 0.6e-3, 0.5e-3])
-    with pytest.raises(ConfigError, match="warmup_iterations and adaptive_learning_rate"):
+    with pytest.raises(
+        ConfigError, match=r"warmup_iterations=2 and algorithm.adaptive_learning_rate=true"
+    ):
         PPOConfig(warmup_iterations=2, target_kl=0.01, adaptive_learning_rate=True)
 
 
@@ -600,7 +602,7 @@ def test_missing_capabilities_name_both_sides():
 
         def act(self, observation, *, deterministic=False, seeds=None): ...
 
-    with pytest.raises(ConfigError, match="Plain lacks evaluate, parameters, log_prob_axes"):
+    with pytest.raises(ConfigError, match="Plain lacks evaluate, log_prob_axes"):
         PPO(PPOConfig(), Plain())
     with pytest.raises(ConfigError, match="reference policy"):
         PPO(PPOConfig(kl_coef=0.1), BanditPolicy(), critic())

@@ -44,6 +44,7 @@ from vla_rl.storage import load_state, save_state
 from vla_rl.types import (
     ActionChunk,
     EpisodeSpec,
+    Held,
     Observation,
     PolicyEvaluation,
     PolicyOutput,
@@ -100,6 +101,24 @@ def make(seed: int = 0, **changes: Any) -> NanoVLA:
 
 
 def recorded(policy: Any = None, observe: Callable[..., Observation] = observe) -> RolloutBatch:
+    return RolloutBatch.from_trajectories(episodes(policy, observe))
+
+
+def in_parts(ranks: Ranks) -> RolloutBatch:
+    """`recorded`, of which each of two ranks holds images and replay of some episodes alone: 13 of
+    the 17 decisions lie on the first one, so that many a minibatch has none of the other's."""
+    every = episodes()
+    if ranks.size == 1:
+        return RolloutBatch.from_trajectories(every)
+    owner = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 0])
+    batch = RolloutBatch.from_trajectories([episode.light() for episode in every])
+    own = (episode for episode, rank in zip(every, owner.tolist()) if rank == ranks.index)
+    held = Held.of(owner, batch.lengths, ranks.index, own)
+    assert len(held.observations) == int(batch.lengths[owner == ranks.index].sum()) < 17
+    return dataclasses.replace(batch, held=held)
+
+
+def episodes(policy: Any = None, observe: Callable[..., Observation] = observe) -> list[Trajectory]:
     """17 decisions (an odd number) of 9 episodes in groups of 3, chosen by ``policy`` (the one
     of seed 0)."""
     policy, out = make() if policy is None else policy, []
@@ -125,7 +144,20 @@ def recorded(policy: Any = None, observe: Callable[..., Observation] = observe) 
                 success=i % 3 == 0,
             )
         )
-    return RolloutBatch.from_trajectories(out)
+    return out
+
+
+def parts_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
+    """Eight updates by a value head, each rank with its own part of the batch."""
+    policy, batch = shard(make(), ranks, mode), in_parts(ranks)
+    ppo = PPO(dataclasses.replace(PPO_SETTINGS, target_kl=None), policy, ranks=ranks)
+    return {"metrics": [ppo.update(batch) for _ in range(8)], "weights": full_state(policy, ranks)}
+
+
+def grouped_parts(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
+    policy, batch = shard(make(), ranks, mode), in_parts(ranks)
+    ppo = PPO(GROUPED, policy, ranks=ranks)
+    return {"metrics": [ppo.update(batch) for _ in range(3)], "weights": full_state(policy, ranks)}
 
 
 def ppo_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
@@ -323,6 +355,8 @@ def refusals(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
 PARTS = {
     f.__name__: f
     for f in (
+        parts_updates,
+        grouped_parts,
         ppo_updates,
         grouped_updates,
         sft_updates,
@@ -431,7 +465,9 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 @slow
 @pair
 @both_modes
-@pytest.mark.parametrize("part", ["ppo_updates", "grouped_updates", "sft_updates"])
+@pytest.mark.parametrize(
+    "part", ["ppo_updates", "grouped_updates", "sft_updates", "parts_updates", "grouped_parts"]
+)
 def test_two_ranks_equal_one(together: Path, alone: dict[str, Any], part: str, mode: str):
     main_rank, other = of_both(together, mode, part)
     # stops, steps and skips are the same on both, bit for bit

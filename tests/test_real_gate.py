@@ -289,6 +289,66 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
     )
 
 
+def test_a_new_target_of_the_hand_leaves_the_joints_their_limits_too():
+    """0.3 m/s along y, from rest: in a tick 4 · 6 · 0.01 of it, for which the second joint (0.3 m
+    for a radian) turns by 0.24 rad/s, of which half as much again is counted. 0.1 are left of its
+    2: it gets 0.1 / 0.36 of what was asked, and the rest later."""
+    seen = dataclasses.replace(
+        at(jacobian=np.vstack([np.diag([1.0, 0.3, 1.0]), np.zeros((3, 3))])),
+        joint_velocity=np.array([0.0, 1.9, 0.0]),
+    )
+    ahead = gate(gain=6.0, turns=True, speed=9.0, joint_speed=2.0).ahead
+    asked = np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0]])
+    ahead.see(seen)
+    found = ahead.eased(asked, seen, 9.0)[0]
+    np.testing.assert_allclose(found, [0.0, 0.3 * 0.1 / 0.36, 0.0], rtol=1e-6)
+    ahead.see(dataclasses.replace(seen, joint_velocity=np.zeros(3), stamp=1.0))
+    assert ahead.eased(asked, dataclasses.replace(seen, joint_velocity=np.zeros(3)), 9.0) is asked
+
+
+@pytest.mark.parametrize(
+    "speeds, over",
+    [
+        ((1.2, -0.95, 0.0), 0.0325),  # 0.2125 of 0.25 m/s, and 0.18
+        ((0.9, -0.65, 0.0), 0.0),  # 0.2125 and 0.135
+        ((0.34, 0.0, 0.0), 0.0),
+    ],
+)
+def test_what_a_brake_takes_unevenly_counts(speeds, over):
+    """Two joints move the hand along x against each other. A brake that takes 0.15 of all speeds
+    but one leaves 0.85 of the hand's and 0.15 of what that joint makes."""
+    jacobian = np.zeros((6, 3))
+    jacobian[0, :2], jacobian[1, 2] = 1.0, 1.0
+    seen = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array(speeds))
+    ahead = gate(gain=6.0, turns=True, speed=0.36, joint_speed=2.0).ahead
+    ahead.see(seen)
+    assert ahead.hand == pytest.approx(speeds[0] + speeds[1]) and ahead.hand < 0.36
+    assert ahead.excess()[0] == pytest.approx(over, abs=1e-12)
+
+
+@pytest.mark.parametrize("turned", [0.0, 0.7])
+@pytest.mark.parametrize("ratio, beyond", [(0.02, 0.02 * 0.1), (0.1, 0.1 * 0.5), (0.4, 0.4)])
+def test_a_stretched_arm_is_not_thrown_out_or_in(ratio, beyond, turned):
+    """The second joint gives ``ratio`` m for a radian, whichever way it leads. Beyond what the hand
+    does there a target may ask for a fifth of the joint's 2 rad/s in a tick of 4 · 6 · 0.01, and
+    below 0.2 m for a radian for less in proportion; in other directions for all that it wants."""
+    way = np.array([[math.cos(turned), -math.sin(turned)], [math.sin(turned), math.cos(turned)]])
+    jacobian = np.zeros((6, 3))
+    jacobian[:2, :2], jacobian[2, 2] = way @ np.diag([1.0, ratio]), 1.0
+    seen = dataclasses.replace(at(jacobian=jacobian), joint_velocity=np.array([0.0, 0.3, 0.0]))
+    ahead = gate(gain=6.0, turns=True, speed=99.0, joint_speed=2.0).ahead
+    asked = np.zeros((2, 3))
+    asked[0, :2] = way @ [0.05, 1.0]
+    ahead.limits = dataclasses.replace(ahead.limits, joint_speed=(1e9, 1e9, 2.0))
+    ahead.see(seen)
+    most = min(0.3 * ratio + 0.4 / 0.24 * beyond, 1.0)
+    found = ahead.eased(asked, seen, 99.0)[0]
+    np.testing.assert_allclose(way.T @ found[:2], [0.05, most], atol=1e-9)
+    ahead.limits = dataclasses.replace(ahead.limits, joint_speed=math.inf)
+    ahead.rest()
+    assert ahead.eased(asked, seen, 99.0) is asked, "no limit, no room that would be lacking"
+
+
 @pytest.mark.parametrize("gain", [0.0, 6.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e308])
 @pytest.mark.parametrize("place", ["one", "row", "all", "velocity"])

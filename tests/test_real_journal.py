@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -146,6 +148,34 @@ def test_verify_and_export_from_the_command_line(session, tmp_path, capsys):
     np.testing.assert_allclose(loaded.actions, np.array([t["sent"] for t in steps], np.float32))
 
 
+def test_an_episode_that_contradicts_itself_is_exported_with_a_word(session, tmp_path, capsys):
+    """What is wrong with it is said where it is exported, too, and steers no terminal."""
+    kept = [list(record) for _, record in journals.scan(journals.journals(session[1])[0])]
+    ticks = [r for r in kept if r[0] == "tick"]
+    ticks[20][1 + journals.TICK_FIELDS.index("stamp")] -= 3600.0
+    label = next(i for i, r in enumerate(kept) if r[0] == "event")
+    kept.insert(label, ["event", "label", "perhaps\x1b[2J\u202e", "console", 0.0, 0.0])
+    (tmp_path / "s").mkdir()
+    fd = os.open(tmp_path / "s" / "episode_000001.vrj", os.O_WRONLY | os.O_CREAT)
+    for record in kept:
+        journals._append(fd, record)
+    os.close(fd)
+    assert main(["robot", "export", str(tmp_path / "s"), str(tmp_path / "dataset")]) == 0
+    out = capsys.readouterr().out
+    assert "exported, and doubtful: " in out and "the clock went back at tick 20" in out
+    assert main(["robot", "verify", str(tmp_path / "s")]) == 1
+    out = capsys.readouterr().out
+    assert r"perhaps\x1b[2J\u202e" in out and not {"\x1b", "\u202e"} & set(out)
+
+
+def test_steps_that_nobody_asked_for_teach_no_policy(session):
+    episode = read(journals.journals(session[1])[0])
+    for tick in episode.ticks:
+        tick["policy"] = ()
+    found, why = session_trajectory(episode, 4)
+    assert found is None and why == "control steps of the policy without what it asked for"
+
+
 def test_sittings_become_one_dataset_and_a_moved_mark_is_read(session, tmp_path, capsys):
     """Two sessions at once, a third appended; a label that was amended since counts as it is by
     now."""
@@ -236,6 +266,23 @@ def test_every_gap_is_named(session, tmp_path):
     column = 1 + journals.TICK_FIELDS.index("mode")
     wrong[ticks[1]][column] = "PAUSED"
     assert "a policy's action in PAUSED" in problems(wrong)
+
+    def forged(name: str, value: Callable[[int, Any], Any]) -> str:
+        kept = [list(r) for r in records]
+        place = 1 + journals.TICK_FIELDS.index(name)
+        for n, i in enumerate(ticks):
+            kept[i][place] = value(n, kept[i][place])
+        return problems(kept)
+
+    assert "tick 20: control step 1 comes after" in forged("step", lambda n, v: 1 if n == 20 else v)
+    assert "control step 7 goes on after its end" in forged("step", lambda n, v: 7)
+    assert "tick 20: something was sent outside of a control step" in forged(
+        "step", lambda n, v: -1 if n == 20 else v
+    )
+    assert "goes on after its end" in forged("step_done", lambda n, v: True)
+    assert "tick 21: joints has 3 numbers after 2" in forged(
+        "joints", lambda n, v: v[:2] if n == 20 else v
+    )
     assert main(["robot", "verify", str(tmp_path / "none")]) == 2
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from real_helpers import DT, Clock, Rig, point_robot, rig
 
 from real.messages import Beat, Chunk, Event, Frame, Hello, Lease, Notice, Progress, Refused
 from real.robots.faults import Fault
-from real.supervisor.settings import SupervisorConfig
+from real.supervisor.settings import SupervisorConfig, from_options
 from real.supervisor.watch import Cameras, DeviceClock, Share
 from vla_rl.errors import ConfigError
 
@@ -191,6 +192,9 @@ BAD = {
     ),
     "blind": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, obs_stamp=s.clock() - 0.4),
     "narrow": lambda s, good: dataclasses.replace(good, seq=good.seq + 1, actions=((0.01, 0.0),)),
+    "of no time": lambda s, good: dataclasses.replace(
+        good, seq=good.seq + 1, lasts=((1.0,), (0.0,), (1.0,))
+    ),
 }
 
 
@@ -223,6 +227,20 @@ def test_of_late_duplicated_reordered_expired_and_nan_chunks_none_runs(bad):
     assert all(math.isfinite(x) for _, vector in session.robot.log.targets for x in vector)
     runs = [(s.decision, s.index) for s in session.states if s.step_done]
     assert len(runs) == len(set(runs)), "and none twice"
+
+
+def test_rows_may_last_less_than_a_control_step():
+    """Of five ticks: 0.6 are three, 0.1 no less than one; in between none is left out."""
+    session = rig().auto()
+    session.chunk([EAST] * 4, lasts=((1.0,), (0.6,), (0.1,), (1.0,)))
+    session.run(0.3)
+    found = [s.index for s in session.states if s.decision == session.decision]
+    assert found == [0] * 5 + [1] * 3 + [2] + [3] * 5
+    assert [s.index for s in session.states if s.decision >= 0 and s.step_done] == [0, 1, 2, 3]
+    for wrong in (((1.0,),), ((1.0,), (1.5,)), ((1.0,), (math.nan,))):
+        session.chunk([EAST] * 2, lasts=wrong)
+        said = [m.reason for _, m in session.said if isinstance(m, Refused)]
+        assert "do not last 0 to 1 control steps" in said[-1]
 
 
 def test_a_chunk_that_came_before_a_pause_never_resumes():
@@ -704,3 +722,27 @@ def test_a_home_is_a_place_a_pose_or_joints():
         (True, (0.1, 0.1, 0.2)),
     ):
         rig(joints=joints, config={"home": home})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "silence_s",
+            "inf",
+            "robot.supervisor.silence_s='inf' is not what it takes: give a number",
+        ),
+        ("silence_s", True, "give a number"),
+        ("silence_s", None, "give a number"),
+        ("silence_s", math.nan, "silence_s=nan is out of range: it must be above 0"),
+        ("hz", [100], "give a number"),
+        ("required", "guard", "required='guard' is not what it takes: give a list of texts"),
+        ("cameras", [1], "give a list of texts"),
+        ("home", ["x"], "give a list of numbers"),
+        ("safe_low", 0.1, "give a list of numbers"),
+        ("silense_s", 0.1, "no key robot.supervisor.silense_s. Did you mean silence_s"),
+    ],
+)
+def test_options_of_another_type_are_one_clear_error(key, value, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        from_options({key: value})

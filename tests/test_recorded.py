@@ -282,7 +282,7 @@ def test_offline_updates_need_no_demonstrations_where_other_runs_are_there(earli
 def test_replays_that_nothing_would_learn_from_are_refused_before_anything_runs(
     earlier, overrides, error
 ):
-    from vla_rl.checks.preflight import check_run
+    from vla_rl.checks.options import check_run
 
     named = [o.format(run=earlier) for o in overrides]
     with pytest.raises(ConfigError, match=error):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.bounds import bound
 from vla_rl.cli import _parser
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -44,6 +45,10 @@ class Sample:
     # seconds, as the line above tells
     above: float | None = None
     choice: str = "a|b"  # a | b
+    # metres
+    limited: float | None = bound(None, ge=0, le=1)
+    # of many
+    chosen: str = bound("c1", choices=[f"c{i}" for i in range(12)])
     inner: Inner = dataclasses.field(default_factory=lambda: Inner(told=3))
     own_silence: bool = True
 
@@ -79,10 +84,12 @@ def test_a_key_without_a_word_is_named(config_pages):
 
 def test_keys_come_from_fields_comments_and_nested_defaults(config_pages):
     keys = {key.name: key[1:] for key in config_pages.keys(Sample)}
-    assert keys["ended"] == ("`float`", "`0.5`", "share that the end of the line tells")
-    assert keys["above"] == ("`float` or null", "`null`", "seconds, as the line above tells")
-    assert keys["choice"] == ("`str`", "<code>a&#124;b</code>", "a | b")
-    assert keys["inner.told"] == ("`int`", "`3`", "``told`` by a sentence.")
+    assert keys["ended"] == ("`float`", "`0.5`", "", "share that the end of the line tells")
+    assert keys["above"] == ("`float` or null", "`null`", "", "seconds, as the line above tells")
+    assert keys["choice"] == ("`str`", "<code>a&#124;b</code>", "", "a | b")
+    assert keys["limited"] == ("`float` or null", "`null`", "0 to 1", "metres")
+    assert keys["chosen"][2] == "c0, c1, c2, c3, c4, c5, c6, c7 and 4 more"
+    assert keys["inner.told"] == ("`int`", "`3`", "", "``told`` by a sentence.")
 
 
 def test_every_option_says_what_it_is_for(reference):

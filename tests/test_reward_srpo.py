@@ -178,7 +178,9 @@ def test_demonstrations_are_what_failures_of_a_policy_that_never_succeeds_come_n
 def test_demonstrations_that_nothing_would_read_are_refused():
     with pytest.raises(ConfigError, match=r"reward\.all_fail=buffer"):
         SRPOConfig(demonstrations=5)
-    with pytest.raises(ConfigError, match=r"between 0 and reward.buffer_size \(64\)"):
+    with pytest.raises(
+        ConfigError, match=r"reward.demonstrations=65 .* 0 to reward.buffer_size=64"
+    ):
         SRPOConfig(demonstrations=65, all_fail="buffer")
 
 

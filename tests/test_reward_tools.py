@@ -39,7 +39,7 @@ from vla_rl.data.trajectories import (
     trajectories_of_dataset,
 )
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import FittedReward, ProgressReward, RewardModel
+from vla_rl.interfaces import RewardModel
 from vla_rl.learning.groups import GroupBuffer
 from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
 from vla_rl.rewards import tools as reward_tools
@@ -111,11 +111,11 @@ class Known:
 
 
 # ----------------------------------------------------------------------------------------- building
-def test_the_protocols_describe_what_there_is():
-    assert isinstance(Known(), FittedReward) and isinstance(
-        build_reward("srpo", srpo()), ProgressReward
-    )
-    assert isinstance(TaskSuccess(TaskSuccessConfig()), RewardModel)
+def test_the_base_describes_what_there_is():
+    known, plain = RewardModel.of(Known()), TaskSuccess(TaskSuccessConfig())
+    assert known.learned and known.can >= {"progress", "state"}
+    assert "progress" in build_reward("srpo", srpo()).can
+    assert not plain.can and not plain.learned and plain.metrics() == {}
 
 
 def srpo(**options):

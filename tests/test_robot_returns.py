@@ -277,7 +277,7 @@ def test_an_episode_that_is_helped_has_time_for_it(words, asked, steps):
 @pytest.mark.parametrize(
     "given, said",
     [
-        (["robot.returns.share=1.0"], r"robot.returns.share=1.0 must be in \[0, 1\)"),
+        (["robot.returns.share=1.0"], r"robot.returns.share=1.0 .* 0 or more and below 1"),
         (["robot.returns.share=0.5", "robot.practice.reset=lower"], "nobody puts things back"),
         (["robot.returns.shre=0.5"], r"Did you mean robot.returns.share\?"),
     ],

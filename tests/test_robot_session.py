@@ -415,9 +415,9 @@ def test_another_decision_waits_for_a_picture_from_after_the_last(tmp_path):
     with pytest.raises(ConfigError, match="synchronous, asynchronous"):
         ActingConfig("now and then")
     for wrong, said in (
-        ({"rtc_schedule": "cubic"}, "rtc_schedule='cubic' is unknown: use one of exp, linear"),
-        ({"rtc_guidance": 0.0}, "rtc_guidance=0.0 above 0"),
-        ({"ensemble_decay": -1.0}, "ensemble_decay=-1.0 must be 0"),
+        ({"rtc_schedule": "cubic"}, "rtc_schedule='cubic' .* one of exp, linear"),
+        ({"rtc_guidance": 0.0}, "rtc_guidance=0.0 .* above 0"),
+        ({"ensemble_decay": -1.0}, "ensemble_decay=-1.0 .* 0 or more"),
     ):
         with pytest.raises(ConfigError, match=said):
             ActingConfig(**wrong)
@@ -899,7 +899,8 @@ def test_an_arm_of_lerobot_is_named_in_short():
         (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
         (["robot.acing=synchronous"], "there is no key robot.acing. Did you mean robot.acting?"),
         (["robot.horizon=soon"], "robot.horizon='soon' is of the wrong type"),
-        (["robot.score_every=0"], "robot.score_every=0 1 or more"),
+        (["robot.arm_hz=.inf"], "robot.arm_hz=inf is not finite: give a number"),
+        (["robot.score_every=0"], "robot.score_every=0 is out of range: it must be 1 or more"),
         (["robot.driver=a:B"], "give one of them"),
         (["tabletop"], "'tabletop' is no key=value"),
     ],
@@ -916,7 +917,7 @@ def test_settings_that_cannot_be_are_refused(given, said):
         (["robot.options={gaol: 1}"], "options of the simulated robot 'fake'"),
         (["robot.world=tabletop", "robot.options={cameras: [nose]}"], "nose"),
         (["robot.supervisor.hz=33"], "whole multiple"),
-        (["robot.supervisor.colour=red"], "robot.supervisor: "),
+        (["robot.supervisor.colour=red"], "no key robot.supervisor.colour"),
     ],
 )
 def test_a_robot_or_camera_that_is_not_there_is_one_line(tmp_path, given, said):

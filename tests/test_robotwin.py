@@ -79,7 +79,7 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
     ("options", "part"),
     [
         ({"tasks": ["fold_towel"]}, "fold_towel"),
-        ({"tasks": []}, "at least one"),
+        ({"tasks": []}, r"env.tasks=\[\] is empty: it must have 1 or more"),
         ({"setting": "demo_hard"}, "demo_randomized"),
         ({"cameras": ["front"]}, "left_camera"),
         ({"look": "pretty"}, "paper"),
@@ -88,7 +88,7 @@ def test_there_are_fifty_tasks_and_limits_by_name() -> None:
         ({"state": "guessed"}, "measured"),
         ({"control": "torque"}, "qpos, ee"),
         ({"embodiment": "primitive", "distance": 0.0}, "distance"),
-        ({"horizon": -1}, "horizon"),
+        ({"horizon": -1}, "horizon=-1 .* 0 or more"),
         ({"seed_list": "mine"}, "official, simplevla"),
         ({"textures": "new"}, "split, seen, unseen"),
         ({"instructions": "both"}, "split, seen, unseen"),

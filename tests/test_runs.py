@@ -14,7 +14,7 @@ import pytest
 from libero_reference import libero_problem
 
 from vla_rl import build
-from vla_rl.checks import preflight
+from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError
 from vla_rl.paths import config_dir
@@ -181,7 +181,7 @@ def with_policy_of(config: RunConfig, other: RunConfig) -> RunConfig:
 
 def refusal(config: RunConfig) -> str:
     try:
-        preflight.check_run(config)
+        check_run(config)
     except ConfigError as error:
         return str(error)
     return ""
@@ -224,7 +224,7 @@ def test_the_pairs_that_a_user_would_try_first():
         "run=toy", "algorithm=filtered_bc"
     )
     assert "rl.group_size=8" in compatible("run=quickstart", "algorithm=grpo")
-    preflight.check_run(compose(["run=quickstart", "algorithm=grpo", "rl.group_size=8"]))
+    check_run(compose(["run=quickstart", "algorithm=grpo", "rl.group_size=8"]))
     assert (
         "set actor=residual or direct, which goes on top of it, or use policy=small"
         in compatible("run=quickstart", "algorithm=td3")

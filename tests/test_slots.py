@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sim.recording import expert_figures
+from benchmarks.simulator.experts import figures
 from sim.slots import checked_actions, instruction, lasting, running, task_named
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec, TaskSpec
@@ -55,5 +55,5 @@ def test_an_experts_figures_are_those_of_its_successes() -> None:
     runs = [
         {"success": s, "actions": np.zeros((n, 2))} for s, n in ((True, 3), (False, 99), (True, 6))
     ]
-    assert expert_figures(runs) == (2, 4.5, 6)
-    assert expert_figures(runs[1:2]) == (0, 0.0, 0)
+    assert figures(runs) == {"successes": 2, "mean": 4.5, "longest": 6}
+    assert figures(runs[1:2]) == {"successes": 0, "mean": 0.0, "longest": 0}

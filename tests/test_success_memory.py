@@ -233,11 +233,11 @@ def test_neither_optimiser_undoes_what_the_other_did(offload):
 
 
 def test_critics_that_warm_up_keep_the_policy_as_it_is():
-    policy = test_ppo.BanditPolicy(head=True)
-    policy.imitation_loss = lambda observation, actions, valid: (
-        policy.net.weight.square().sum(),
-        {},
-    )
+    class Imitating(test_ppo.BanditPolicy):
+        def imitation_loss(self, observation, actions, valid):
+            return self.net.weight.square().sum(), {}
+
+    policy = Imitating(head=True)
     config = PPOConfig(learning_rate=0.01, critic_warmup_iterations=1, memory=settings(episodes=4))
     ppo, before = PPO(config, policy), policy.net.weight.detach().clone()
     data = rollout(policy, 0)

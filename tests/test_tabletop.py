@@ -109,12 +109,12 @@ def test_a_scenes_tasks_begin_alike() -> None:
     ("options", "part"),
     [
         ({"tasks": ["juggle"]}, "juggle"),
-        ({"tasks": []}, "at least one task"),
+        ({"tasks": []}, r"env.tasks=\[\] is empty: it must have 1 or more"),
         ({"controller": "joint"}, "osc_pose"),
         ({"look": "pretty"}, "full"),
         ({"cameras": ["selfie"]}, "agentview"),
-        ({"camera_size": 4}, "camera_size=4"),
-        ({"success_hold": 0}, "success_hold"),
+        ({"camera_size": 4}, "camera_size=4 .* 16 to 2048"),
+        ({"success_hold": 0}, "success_hold=0 .* 1 or more"),
     ],
 )
 def test_bad_config_is_one_clear_error(options: dict, part: str) -> None:

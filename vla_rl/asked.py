@@ -3,16 +3,15 @@ itself.
 
 A user's own component may declare any of these names, with the meaning that they have here, and
 need not. Each dataclass says what is assumed of a component without them (None: the question does
-not arise); `asked` reads them. The Protocols at the end are options that the core changes, and
-methods that a config may have; methods of live objects (policies, envs, reward models) are in
-`vla_rl.optional`. Nothing here needs torch, since configs are checked without it.
+not arise); `asked` reads them. Methods of live objects (policies, envs, reward models) are in
+`vla_rl.interfaces`. Nothing here needs torch, since configs are checked without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vla_rl.diagnostics import Diagnostic, Movement
 
@@ -102,6 +101,11 @@ class AlgorithmOptions:
     # of each batch, of other runs' episodes; None: it has no such option
     offline_share: float | None = None
     temperature: float | None = None
+    critic_warmup_iterations: int | None = None  # in which its critic learns alone
+    # how it weighs what an older policy chose (none, truncate, mask), given log-probs that its
+    # learner recomputes
+    behavior_weight: str | None = None
+    recompute_old_log_prob: bool = False
     memory: Any = None  # with ``episodes``, of successes that are imitated again
 
 
@@ -137,20 +141,21 @@ class PolicyOptions:
 @dataclass(frozen=True)
 class NoiseOptions:
     """Of a policy or its config: the axes along which entries are not sampled independently (see
-    `LikelihoodPolicy`)."""
+    `Policy.log_prob_axes`)."""
 
     correlated_axes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """``env.…``: what room on the disk and checks depend on. Sizes are in pixels, ``horizon`` in
-    control steps (0: the tasks' own). ``observe`` state: it shows no pictures. ``chunk_is_path``:
-    the same actions, in other chunks, lead elsewhere. ``action_noise`` is put on what is executed.
-    ``finds_cameras``: where none is named, it has those it finds."""
+    """``env.…``: what room on the disk and checks depend on. Sizes are in pixels. ``tasks``: those
+    that are built (none: all). ``horizon`` in control steps (0: the tasks' own). ``observe`` state:
+    it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead elsewhere.
+    ``action_noise`` is put on what is executed. ``finds_cameras``: where none is named, it has
+    those it finds."""
 
-    tasks: Sequence[str] = ()
-    horizon: int = 0
+    tasks: Sequence[str] | None = None
+    horizon: int | None = None
     cameras: Sequence[str] = ("camera",)
     camera_size: int | None = None
     image_size: int = 0
@@ -244,10 +249,12 @@ class RewardClass:
 @dataclass(frozen=True)
 class AlgorithmClass:
     """``actor_distribution``: the only kind of actor that it trains, gaussian or deterministic
-    ("": any)."""
+    ("": any). ``takes_parts``, of the algorithm itself: of several ranks, each needs images and
+    replay of its own part of a batch alone (`vla_rl.types.Held`)."""
 
     reads_rewards: bool = True
     actor_distribution: str = ""
+    takes_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,93 +272,28 @@ CLASSES: Mapping[str, type] = {
 }
 
 
-# -------------------------------------------- options that are changed, and methods, of the configs
-@runtime_checkable
-class TaskChoice(Protocol):
-    """An env that builds only the tasks it is asked for."""
+# ------------------------------------------------------------------------------ methods of the configs
+@dataclass(frozen=True)
+class ConfigMethods:
+    """What the config of any component may answer; None where it does not."""
 
-    tasks: list[str]
-
-
-@runtime_checkable
-class TimeLimit(Protocol):
-    """An env whose time limit can be chosen."""
-
-    horizon: int
-
-
-@runtime_checkable
-class CriticWarmup(Protocol):
-    """An algorithm that trains its critic alone at first."""
-
-    critic_warmup_iterations: int
-
-
-@runtime_checkable
-class CorrectsStaleness(Protocol):
-    """An algorithm that can weigh what an older policy chose ("none", "truncate" or "mask"), given
-    the log-probs that its learner recomputes."""
-
-    behavior_weight: str
-    recompute_old_log_prob: bool
+    # Of an algorithm: (policy, or its config): raises `ConfigError` where it cannot learn with it.
+    check_policy: Callable[[Any], None] | None = None
+    # Of a policy: (name, height, width in pixels) of a camera: raises `ConfigError` where it cannot
+    # cut up its pictures.
+    check_camera: Callable[[str, int, int], None] | None = None
+    # Raises `UserError` where packages, files or OpenGL are missing.
+    check_machine: Callable[[], None] | None = None
+    # Of an env: in a line what a figure depends on besides the policy, and where episodes of a
+    # split start.
+    describe: Callable[[], str] | None = None
+    initial_states: Callable[[str], str] | None = None
+    # Of an env that others publish figures of: (split, python), what a figure has in common with
+    # published ones, when workers run under ``python`` (empty: this one): at least ``departures``,
+    # why the two may not be compared (empty: they may), and ``line``, all of it in a line.
+    benchmark: Callable[[str, str], Mapping[str, Any]] | None = None
 
 
-@runtime_checkable
-class PublishedStart(Protocol):
-    """A policy that reads weights in a form that others published
-    (``Class.from_published(config, embodiment)``)."""
-
-    checkpoint: str
-
-
-@runtime_checkable
-class ChecksPolicy(Protocol):
-    """The config of an algorithm that cannot learn with every policy."""
-
-    def check_policy(self, policy: Any) -> None:
-        """Raise `ConfigError` where it cannot with ``policy``, or the policy of that config."""
-        ...
-
-
-@runtime_checkable
-class ChecksCameras(Protocol):
-    """The config of a policy that cannot use pictures of every size."""
-
-    def check_camera(self, name: str, height: int, width: int) -> None:
-        """Raise `ConfigError` for a camera (sizes in pixels) that it cannot cut up."""
-        ...
-
-
-@runtime_checkable
-class ChecksMachine(Protocol):
-    """The config of a component that not every machine can run, or that needs packages which are
-    optional."""
-
-    def check_machine(self) -> None:
-        """Raise `UserError` where packages, files or OpenGL are missing."""
-        ...
-
-
-@runtime_checkable
-class DescribesConditions(Protocol):
-    """The config of an env that says in a line what a figure depends on besides the policy."""
-
-    def describe(self) -> str: ...
-
-
-@runtime_checkable
-class DescribesStarts(Protocol):
-    """The config of an env that says in a line where episodes of a split start."""
-
-    def initial_states(self, split: str) -> str: ...
-
-
-@runtime_checkable
-class OfABenchmark(Protocol):
-    """The config of an env that others publish figures of."""
-
-    def benchmark(self, split: str, python: str = "") -> Mapping[str, Any]:
-        """What a figure of ``split`` has in common with published ones, when workers run under
-        ``python`` (empty: this one): at least ``departures``, why the two may not be compared
-        (empty: they may), and ``line``, all of it in a line."""
-        ...
+def methods(config: Any) -> ConfigMethods:
+    """What the config of a component answers."""
+    return asked(config, ConfigMethods)

@@ -44,8 +44,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class PolicyEntry(Entry):
-    """A policy, and what it can do of what algorithms need (`AlgorithmEntry.needs`), known
-    without importing it."""
+    """A policy, and what it ``can`` do of what algorithms and actors need, known without importing
+    it; `tests/test_build.py` holds it to the class's own `vla_rl.interfaces.Policy.can`."""
 
     can: tuple[str, ...] = ()
 
@@ -61,10 +61,8 @@ class ActorEntry(PolicyEntry):
 
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm, and the capability of a policy that it works on. "likelihood", "imitation",
-    "actor", "features", "noise" and "candidates" stand for `LikelihoodPolicy`, `ImitationPolicy`,
-    `ActorPolicy`, `FeaturePolicy`, `NoisePolicy` and `CandidateActor` of `vla_rl.interfaces`,
-    "weighted" for `WeightedActor` of `vla_rl.optional`, "kept" for imitation from kept features."""
+    """An algorithm, and the capability of a policy that it works on: a word of
+    `vla_rl.interfaces.Policy.can`, or `ActorPolicy.can`."""
 
     needs: str = ""
 
@@ -126,6 +124,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "policies.lerobot.policy:LeRobotPolicy",
             "policies.settings:LeRobotConfig",
             ("likelihood", "imitation", "features", "noise"),
+        ),
+        "remote": PolicyEntry(
+            "vla_rl.serving.policy:WirePolicy", "vla_rl.config.serving:RemoteConfig"
         ),
         "small": PolicyEntry(
             "policies.small:SmallPolicy",
@@ -418,7 +419,7 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
         raise ConfigError(
             f"actor.type={actor} needs a policy with a {top.needs} capability, and "
             f"policy.type={policy} has none: use "
-            f"policy.type={' or '.join(_policies_that_can(top.needs))}"
+            f"policy.type={' or '.join(policies_that_can(top.needs))}"
         )
     has = has if actor == "none" else top
     if (
@@ -460,11 +461,12 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
     raise ConfigError(
         f"algorithm.type={algorithm} needs a policy with a {wants.needs} capability, and "
         f"policy.type={policy} has none: use "
-        f"policy.type={' or '.join(_policies_that_can(wants.needs))}{also}"
+        f"policy.type={' or '.join(policies_that_can(wants.needs))}{also}"
     )
 
 
-def _policies_that_can(capability: str) -> list[str]:
+def policies_that_can(capability: str) -> list[str]:
+    """Names of this project's."""
     return sorted(
         n
         for n, row in REGISTRY["policy"].items()

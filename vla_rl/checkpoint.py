@@ -4,7 +4,7 @@ A checkpoint folder holds ``config.json`` (policy type, its config and statistic
 ``model.safetensors`` (or shards with ``model.safetensors.index.json``), ``embodiment.json``, the
 policy's own text files (a tokenizer), and, for resuming, ``training_state/`` with ``state.json``
 and ``state.safetensors``. A policy that only adds to frozen weights
-(`vla_rl.interfaces.BasedPolicy`) stores its own alone, and under `BASE` in ``config.json`` where
+(`vla_rl.interfaces.Policy.base_folder`) stores its own alone, and under `BASE` in ``config.json`` where
 the others lie.
 
 A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes
@@ -43,8 +43,7 @@ from vla_rl.files import (
     read_embodiment,
     weight_files,
 )
-from vla_rl.interfaces import BasedPolicy
-from vla_rl.optional import CompletingPolicy
+from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks, full_state, load_full_state
 from vla_rl.storage import (
     load_state,
@@ -67,7 +66,7 @@ _PIECE = 4096  # bytes
 
 @dataclass(frozen=True)
 class _Refers:
-    base_key: str = ""  # of a class that may leave weights to another folder (`BasedPolicy`)
+    base_key: str = ""  # of a class that may leave weights to another folder (`Policy.base_folder`)
 
 
 class Checkpointable(Protocol):
@@ -77,7 +76,7 @@ class Checkpointable(Protocol):
 
     A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into
     its own as ``base``, names its text files "base.NAME", and gets it, built, as a fourth argument
-    of ``from_config_dict``. As a `BasedPolicy` it may leave that one's weights to its checkpoint,
+    of ``from_config_dict``. It may leave that one's weights to its checkpoint,
     the folder of which stands under ``base_key`` beside ``base`` then."""
 
     policy_type: str
@@ -140,7 +139,7 @@ def _write_checkpoint(
         "format": FORMAT,
         "vla_rl_version": vla_rl.__version__,
     }
-    if isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
+    if (base := Policy.of(policy).base_folder()) is not None:
         header[BASE] = dataclasses.asdict(base_reference(base, path))
     with replacing(path, keep_last_good) as folder:
         _save_weights(folder, weights)
@@ -232,7 +231,7 @@ def load_policy(
     load_weights(path, policy)
     if isinstance(policy, torch.nn.Module):
         policy.eval()
-    return policy
+    return Policy.of(policy)
 
 
 def _build(
@@ -420,10 +419,10 @@ def load_weights(path: Path | str, policy: Any) -> None:
     """
     path = existing_checkpoint(Path(path))
     reference = read_object(path / CONFIG).get(BASE)
-    if reference and isinstance(policy, BasedPolicy) and (base := policy.base_folder()) is not None:
+    if reference and (base := Policy.of(policy).base_folder()) is not None:
         resolve(BaseReference(os.path.abspath(base), reference["fingerprint"]), path)
     stored, own = _load_weights(path), policy.state_dict()
-    stored = policy.completed(stored) if isinstance(policy, CompletingPolicy) else stored
+    stored = Policy.of(policy).completed(stored)
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
     wrong += [
         f"unexpected: {name} {list(stored[name].shape)}" for name in stored.keys() - own.keys()

@@ -18,6 +18,7 @@ from vla_rl.commands import (
     cluster,
     data,
     evaluate,
+    hub,
     libero,
     look,
     policy,
@@ -25,8 +26,11 @@ from vla_rl.commands import (
     robot,
     robotwin,
     run,
+    serve,
+    study,
 )
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import ConfigError, UserError, visible
+from vla_rl.paths import is_address
 from vla_rl.terminal import ready_streams, require_folder, terminable, unread
 
 
@@ -44,18 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     # nothing here may reach for a hub or an account by itself
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if arguments.function not in hub.REACHES:  # nothing else reaches for a hub or an account
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         folder = vars(arguments).get("config_dir")
         require_folder()
         with terminable(), _searching(folder):
+            _locate(arguments)
             _check_numbers(arguments)
             _check_targets(arguments)
             status = arguments.function(arguments) or 0
             print(end="", flush=True)  # so that a reader that has gone shows here
             return status
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and unread():
@@ -72,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = arguments.function in (*run.RESUMES, robot.run_learn)
+        resumes = arguments.function in (*run.RESUMES, *study.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
 
@@ -86,9 +92,20 @@ def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:
     return searching([folder])
 
 
+def _locate(arguments: argparse.Namespace) -> None:
+    """A checkpoint or dataset may be named as a hub does."""
+    from vla_rl.hub import DATASET, MODEL, located
+
+    for name, kind in {"checkpoint": MODEL, "compare": MODEL, "source": DATASET}.items():
+        value = getattr(arguments, name, None)
+        if isinstance(value, Path | str) and not is_address(value):
+            setattr(arguments, name, type(value)(located(str(value), kind)))
+
+
 # What the numbers among the options may be, whatever the command (None: no limit).
 _LIMITS: dict[str, tuple[float, float | None]] = {
     "episodes": (1, None),
+    "jobs": (1, None),
     "episodes_per_task": (1, None),
     "seed": (0, 2**63 - 1),
     "seeds": (0, 2**63 - 1),
@@ -156,14 +173,17 @@ def _parser() -> argparse.ArgumentParser:
     for module in (
         run,
         evaluate,
+        serve,
         policy,
         data,
+        hub,
         look,
         reward,
         robot,
         libero,
         robotwin,
         cluster,
+        study,
         bench,
     ):
         module.add(command)

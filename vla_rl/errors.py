@@ -6,6 +6,9 @@ import importlib.util
 import shlex
 from pathlib import Path
 
+# marks of direction, of which one can make a name read as another
+_TURNS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
 
 class UserError(Exception):
     """Bad input or a missing piece of the machine. The message names the value, the place and
@@ -37,6 +40,10 @@ class MissingPackage(UserError):
 
 class MissingDependency(UserError):
     """Something outside Python (a GL library, an asset set, a device) is missing."""
+
+
+class PolicyLost(UserError):
+    """A policy that somebody else serves cannot be reached, went away, or does not answer in time."""
 
 
 class NoGradient(UserError):
@@ -106,3 +113,14 @@ def require_packages(*names: str, extra: str, purpose: str) -> None:
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line; its class where it says nothing."""
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def visible(text: object) -> str:
+    """What somebody else wrote, so that it can be printed: characters that steer a terminal, or turn
+    the direction of what is read, as their codes."""
+    return "".join(
+        repr(c)[1:-1]
+        if (ord(c) < 32 or 127 <= ord(c) < 160 or c in _TURNS) and c not in "\n\t"
+        else c
+        for c in str(text)
+    )

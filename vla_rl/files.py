@@ -10,12 +10,12 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
+from vla_rl.hub import fetch_hint
 from vla_rl.plain import open_plain, read_plain
 from vla_rl.specs import EmbodimentSpec
 
@@ -75,21 +75,6 @@ def reason(error: OSError) -> str:
     """What the system refused and what helps, without the place."""
     said = error.strerror or str(error)
     return f"{_REMEDIES[error.errno]} ({said})" if error.errno in _REMEDIES else said
-
-
-def fetch_hint(path: str) -> str:
-    """How to get a dataset that is named as a hub does, by an id or an address; "" for an
-    ordinary path."""
-    name = re.sub(r"^(\w+://[^/]*)?/*(datasets/)?", "", path) if "://" in path else path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(/tree/.*)?/?", name) or (
-        "://" not in path and Path(path).parent.is_dir()
-    ):
-        return ""
-    known = "/".join(name.split("/")[:2])
-    return (
-        f". To get a hub's dataset: hf download {known} --repo-type dataset --local-dir FOLDER, "
-        "and name that folder"
-    )
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -166,9 +151,8 @@ def existing_checkpoint(path: Path) -> Path:
         kept = last_good(path)
         if (kept / CONFIG).is_file():
             return kept
-        raise CheckpointError(
-            f"there is no checkpoint at {path}: give the folder that holds {CONFIG} and {WEIGHTS}"
-        )
+        hint = fetch_hint(str(path)) or f": give the folder that holds {CONFIG} and {WEIGHTS}"
+        raise CheckpointError(f"there is no checkpoint at {path}{hint}")
     inner = [p for name in ("rl", "sft") if ((p := path / "checkpoints" / name) / CONFIG).is_file()]
     hint = (
         f". Did you mean {inner[0]}?"

@@ -23,3 +23,8 @@ def config_dir() -> Path:
         f"The configuration files of vla-rl are missing: config.yaml is neither in {places[0]} nor "
         f"in {places[1]}. Install vla-rl again, or work from a complete checkout."
     )
+
+
+def is_address(place: object) -> bool:
+    """Whether a policy is named by where it is served."""
+    return str(place).startswith(("ws://", "wss://"))

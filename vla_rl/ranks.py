@@ -1,14 +1,15 @@
 """The processes that learn together: shared rows, global sums, and a policy whose weights are
 spread over them.
 
-Every rank is given the same batch. What is cheap (advantages, whitening, the sums that a loss is
-divided by) each rank works out for all rows, so it is global without a message; the network runs on
-the rank's `share` of each minibatch alone, and gradients, losses and statistics are added up. One
-process is the case of one rank: everything here is the identity.
+Every rank is given the same batch, or of its images and replay its own part (`Ranks.share_of`). What
+is cheap (advantages, whitening, the sums that a loss is divided by) each rank works out for all
+rows, so it is global without a message; the network runs on the rank's `share` of each minibatch
+alone, and gradients, losses and statistics are added up. One process is the case of one rank:
+everything here is the identity.
 
 `shard` spreads the weights (FSDP: Zhao et al. 2023, arXiv 2304.11277, in torch's per-parameter
 form), or leaves every rank all of them (data parallel). What it must know of a policy's structure
-stands in `interfaces.ShardablePolicy`.
+stands in `interfaces.Policy.blocks`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import ShardablePolicy
+from vla_rl.interfaces import Policy
 
 MODES = ("sharded", "replicated")
 # Methods that run the network; FSDP2 gathers weights for `forward` and for what it is told of.
@@ -71,6 +72,23 @@ class Ranks:
         each = -(-count // self.size)
         rows = torch.arange(self.index * each, (self.index + 1) * each)
         return rows.clamp(max=count - 1), rows < count
+
+    def share_of(self, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """As `share`, of rows of which each belongs to the rank ``owner`` int64 [count]: as many on
+        all ranks as the one with most has. Where a rank has none or fewer, rows fill up (the last
+        of its own; −1 where it has none)."""
+        counts = torch.bincount(owner, minlength=self.size)
+        mine = torch.nonzero(owner == self.index).flatten()
+        fill = mine[-1:] if len(mine) else torch.tensor([-1])
+        rows = torch.cat([mine, fill.expand(int(counts.max()) - len(mine))])
+        return rows, torch.arange(len(rows)) < len(mine)
+
+    def scatter(self, x: Tensor, rows: Tensor, count: int) -> Tensor:
+        """[count …] of all ranks' own ``rows`` [k] of it, ``x`` [k …]; each row belongs to one
+        rank."""
+        whole = x.new_zeros((count, *x.shape[1:]))
+        whole[rows.to(x.device)] = x
+        return self.sum(whole)
 
     def gather(self, x: Tensor, count: int | None = None) -> Tensor:
         """The rows of all ranks' ``x`` in order (of one shape on all), without what filled up
@@ -188,7 +206,7 @@ def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any
     with torch.no_grad():
         for x in (*policy.parameters(), *policy.buffers()):
             x.copy_(ranks.main(x))
-    shardable = isinstance(policy, ShardablePolicy)
+    shardable = "ranks" in Policy.of(policy).can
     if shardable:
         policy.learn_together(ranks.index, ranks.size, ranks.total)
     if mode == "replicated":

@@ -10,7 +10,7 @@ tasks, one slot) live in `vla_rl.specs` and are re-exported here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +149,7 @@ class PolicyOutput:
     """What acting yields. ``replay`` holds tensors [b ...] that re-evaluate the same decision
     later.
 
-    ``memory`` is, per row, what a `RememberingPolicy` wants to be handed at the episode's next
+    ``memory`` is, per row, what a policy that remembers wants to be handed at the episode's next
     decision.
     """
 
@@ -219,6 +219,9 @@ class Trajectory:
     proposed: Float32[Tensor, "t h a"] | None = None
     label_source: str = "env"
     decision_version: Int64[Tensor, "t"] | None = None
+    # what fetches images and replay where they lie elsewhere, and are missing here: it has
+    # ``fetch() -> Trajectory``
+    payload: Any = None
 
     def __post_init__(self) -> None:
         if self.terminated == self.truncated:
@@ -246,6 +249,31 @@ class Trajectory:
         )
         return dataclasses.replace(self, observations=seen, final_observation=last)
 
+    def light(self) -> Trajectory:
+        """The same episode without images and replay, and without where they lie."""
+        bare = dataclasses.replace
+        return bare(
+            self,
+            observations=bare(self.observations, images={}),
+            final_observation=bare(self.final_observation, images={}),
+            replay={},
+            payload=None,
+        )
+
+    def whole(self) -> Trajectory:
+        """The same episode with its images and replay, fetched where they are not here."""
+        return self if self.payload is None else self.having(self.payload.fetch())
+
+    def having(self, there: Trajectory) -> Trajectory:
+        """The same episode with the images and the replay of ``there``."""
+        return dataclasses.replace(
+            self,
+            observations=there.observations,
+            final_observation=there.final_observation,
+            replay=there.replay,
+            payload=None,
+        )
+
     def in_last_steps(self, rewards: Tensor) -> Tensor:
         """Rewards of decisions [t], each in the last control step that its decision executed:
         float32 [t h]."""
@@ -271,12 +299,54 @@ class RolloutResult:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What one of several ranks holds of a batch's images and replay: the rows of some episodes.
+
+    ``owner`` [n] is the rank that has a decision's, ``at`` [n] its row there, ``owner_of`` [m] that
+    of a trajectory's final observation, and ``final_at`` [m] its row. k decisions and j
+    trajectories are here.
+    """
+
+    observations: Observation  # [k]
+    final_observations: Observation  # [j]
+    replay: dict[str, Tensor]  # [k ...]
+    owner: Int64[Tensor, "n"]
+    at: Int64[Tensor, "n"]
+    owner_of: Int64[Tensor, "m"]
+    final_at: Int64[Tensor, "m"]
+
+    @staticmethod
+    def of(owner_of: Tensor, lengths: Tensor, rank: int, episodes: Iterable[Trajectory]) -> Held:
+        """Of the whole ``episodes`` that ``rank`` owns, in order, each of which is dropped as soon
+        as it was copied; of all, ``owner_of`` [m] and ``lengths`` [m] in decisions."""
+        mine = owner_of == rank
+        rows, last = _Rows(int(lengths[mine].sum())), _Rows(int(mine.sum()))
+        for episode in episodes:
+            replay = {f"replay:{name}": x for name, x in episode.replay.items()}
+            rows.add(_seen(episode.observations) | replay, episode.observations.instruction)
+            last.add(_seen(episode.final_observation), episode.final_observation.instruction)
+        ranks, owner = int(owner_of.max()) + 1, torch.repeat_interleave(owner_of, lengths)
+        return Held(
+            observations=rows.observation(),
+            final_observations=last.observation(),
+            replay=rows.replay(),
+            owner=owner,
+            at=_number_within(owner, ranks),
+            owner_of=owner_of,
+            final_at=_number_within(owner_of, ranks),
+        )
+
+
+@dataclass(frozen=True)
 class RolloutBatch:
     """Many trajectories flattened over decisions, with their boundaries; nothing is padded.
 
     ``trajectory_index`` [n] names the trajectory of each decision (0 … m−1, non-decreasing);
     decisions of a trajectory are consecutive and in order. ``group_index`` [m] numbers the distinct
     ``group_id`` values from 0.
+
+    Where several ranks share a batch, each ``held`` images and replay of its own part alone:
+    ``observations`` then have no images, and ``replay`` is empty.
     """
 
     observations: Observation  # [n]
@@ -296,6 +366,7 @@ class RolloutBatch:
     policy_version: Int64[Tensor, "m"]
     episodes: tuple[EpisodeSpec, ...]
     is_human: Bool[Tensor, "n h"]
+    held: Held | None = None
 
     @property
     def num_decisions(self) -> int:
@@ -390,6 +461,48 @@ class Transitions:
             if self.proposed is None
             else torch.where(self.is_human[..., None], self.proposed, self.actions)
         )
+
+
+def _number_within(owner: Tensor, ranks: int) -> Tensor:
+    """Int64: the how many-th row of its owner each row is."""
+    at = torch.zeros_like(owner)
+    for rank in range(ranks):
+        mine = owner == rank
+        at[mine] = torch.arange(int(mine.sum()))
+    return at
+
+
+class _Rows:
+    """Tensors of known length that are filled from the front."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.done, self.tensors = count, 0, dict[str, Tensor]()
+        self.texts: list[str] = []
+
+    def add(self, parts: Mapping[str, Tensor], texts: Sequence[str]) -> None:
+        rows = len(texts)
+        for name, part in parts.items():
+            if name not in self.tensors:
+                self.tensors[name] = part.new_empty((self.count, *part.shape[1:]))
+            self.tensors[name][self.done : self.done + rows] = part
+        self.texts += texts
+        self.done += rows
+
+    def observation(self) -> Observation:
+        images = {
+            name.partition(":")[2]: x for name, x in self.tensors.items() if name[:5] == "image"
+        }
+        return Observation(images, self.tensors["proprio"], tuple(self.texts))
+
+    def replay(self) -> dict[str, Tensor]:
+        return {
+            name.partition(":")[2]: x for name, x in self.tensors.items() if name[:6] == "replay"
+        }
+
+
+def _seen(observation: Observation) -> dict[str, Tensor]:
+    images = {f"image:{name}": x for name, x in observation.images.items()}
+    return images | {"proprio": observation.proprio}
 
 
 def _cat(parts: Iterable[Tensor | None]) -> Tensor:

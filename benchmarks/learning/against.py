@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.learning.runs import PARTS, Record, iteration_seconds, rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
-from vla_rl.asked import CriticWarmup
+from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.assembly.folder import read_phases
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
@@ -76,7 +76,8 @@ def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
     config.output_dir, config.name, config.wandb.mode = str(folder), name.replace(" ", "_"), "off"
     config.phases, config.reward_check.on_bad = ["reward", "rl"], "warn"
     config.rl.iterations = config.rl.eval_every = 0
-    if isinstance(config.algorithm, CriticWarmup):  # such iterations leave the policy out
+    # such iterations leave the policy out
+    if asked(config.algorithm, AlgorithmOptions).critic_warmup_iterations is not None:
         config.algorithm.critic_warmup_iterations = 0
     return config
 

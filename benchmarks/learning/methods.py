@@ -15,7 +15,7 @@ from benchmarks.learning.runs import require_level
 from benchmarks.measuring import say
 from vla_rl import build
 from vla_rl import config as configs
-from vla_rl.asked import ChecksPolicy
+from vla_rl.asked import ConfigMethods, asked
 from vla_rl.checkpoint import load_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
@@ -123,8 +123,8 @@ def method_runs(
     policy = load_policy(start, build.policy_class, changes=changes)
     for name, (config, *_) in runs.items():
         with _named(name):
-            if isinstance(config.algorithm, ChecksPolicy):
-                config.algorithm.check_policy(policy)
+            if (check := asked(config.algorithm, ConfigMethods).check_policy) is not None:
+                check(policy)
             if config.actor_type != "none":
                 build.implementation("actor", config.actor_type).from_base(config.actor, policy)
     return [config for of_method in runs.values() for config in of_method]

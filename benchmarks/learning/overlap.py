@@ -25,6 +25,7 @@ from benchmarks.learning.against import EQUAL_WORK, make_start, side_config
 from benchmarks.learning.runs import rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl.algorithms.ppo import PPO
+from vla_rl.bounds import bound
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import ConfigError
@@ -57,14 +58,7 @@ _EDGE = 3  # iterations at either end of a run that do not count
 class PacedConfig(PPOConfig):
     """``update_seconds``: how long each update sleeps."""
 
-    update_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.update_seconds >= 0:
-            raise ConfigError(
-                f"algorithm.update_seconds={self.update_seconds} must be at least 0 seconds"
-            )
+    update_seconds: float = bound(0.0, ge=0)
 
 
 class Paced(PPO):

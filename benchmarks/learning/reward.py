@@ -17,7 +17,7 @@ from vla_rl.config import compose
 from vla_rl.errors import UserError
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
 from vla_rl.rewards.build import build_reward
-from vla_rl.rewards.handle import is_fitted, is_learned
+from vla_rl.rewards.handle import is_fitted
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 BENCHED = ("success", "srpo", "pairwise", "process", "classifier", "value_progress")
@@ -93,7 +93,7 @@ def _ready(kind: str, config: Any, decisions: int, size: int) -> Any:
         named = dataclasses.replace(options.milestones, gripper=[3], position=[0, 1, 2])
         config = dataclasses.replace(config, milestones=named)
     reward = build_reward(kind, config)
-    if is_learned(reward) and not is_fitted(reward):
+    if reward.learned and not is_fitted(reward):
         reward.fit(synthetic_trajectories(8, decisions, size, seed=1))
     return reward
 

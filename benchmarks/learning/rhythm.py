@@ -18,6 +18,7 @@ from benchmarks.learning.runs import rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
 from vla_rl.checks import preflight
+from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
@@ -39,7 +40,7 @@ def measure(
     for an algorithm without a replay.
     """
     with tempfile.TemporaryDirectory(prefix="vla_rl_rhythm_") as folder:
-        preflight.check_run(configs.compose([*overrides, "rl.rhythm=concurrent"]))
+        check_run(configs.compose([*overrides, "rl.rhythm=concurrent"]))
         plain = _config(overrides, folder, "trial", "alternate")
         plain.rl.iterations = _TRIAL
         start = plain.checkpoint or make_start(overrides, [plain], [overrides])

@@ -52,12 +52,13 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-class StaleCollector:
+class StaleCollector(Collector):
     """Episodes of ``collector``, whose policy is a copy that gets the weights of ``policy``
     ``lag`` iterations late."""
 
     def __init__(self, collector: Collector, policy: Any, lag: int) -> None:
-        self.policy, self._collector = policy, collector
+        self.policy: Any = policy
+        self._collector = collector
         self._kept: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
 
     def publish(self, version: int) -> None:

@@ -77,7 +77,7 @@ def starts(folder: Path) -> dict[str, Path]:
     rows = torch.stack(
         [0.048 * turns.cos(), 0.048 * turns.sin(), 0 * turns, -torch.ones_like(turns)], dim=1
     )
-    save_checkpoint(folder / "launcher", Recorded(robot, rows, [10] * 200))
+    save_checkpoint(folder / "launcher", Recorded(robot, rows, torch.ones(2000), [10] * 200))
     small: Any = SmallPolicy(SmallConfig(chunk_length=4, hidden=[16]), robot)
     save_checkpoint(folder / "learner", small)
     return {name: folder / name for name in ("launcher", "learner")}

@@ -17,8 +17,7 @@ from policies.actors.pictures import PictureTrunk
 from policies.actors.settings import PICTURES, ActorConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import FeaturePolicy
-from vla_rl.optional import BlindFeatures
+from vla_rl.interfaces import ActorPolicy, Policy
 from vla_rl.types import (
     ActionChunk,
     EmbodimentSpec,
@@ -69,7 +68,7 @@ class FrameEncoder(nn.Module):
         )
 
 
-class Actor(nn.Module):
+class Actor(nn.Module, ActorPolicy):
     """An `ActorPolicy` whose latent action is the action, but where a subclass gives it another
     meaning.
 
@@ -156,7 +155,7 @@ class Actor(nn.Module):
         weights: Tensor,
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
-        """See `vla_rl.optional.WeightedActor`: −log-likelihood of what is imitated (a Gaussian's
+        """See `vla_rl.interfaces.ActorPolicy`: −log-likelihood of what is imitated (a Gaussian's
         before tanh, up to what depends on the data alone), or a deterministic actor's squared
         error."""
         latent, counts = self.imitable(batch, frames)
@@ -213,7 +212,7 @@ class Actor(nn.Module):
 
 
 class FrozenBaseActor(Actor):
-    """An `ActorPolicy` on a frozen `FeaturePolicy`, which is saved with it."""
+    """An `ActorPolicy` on a frozen policy with features, which is saved with it."""
 
     config_class: ClassVar[type]
     base_key = "base_folder"
@@ -237,10 +236,10 @@ class FrozenBaseActor(Actor):
 
     @classmethod
     def _require_features(cls, base: Any) -> None:
-        if not isinstance(base, FeaturePolicy):
+        if "features" not in Policy.of(base).can:
             raise ConfigError(
                 f"{cls.__name__} builds on what a policy sees, and {type(base).__name__} does not "
-                "offer it (frame_features, `vla_rl.interfaces.FeaturePolicy`): start from a "
+                "offer it (frame_features, `vla_rl.interfaces.Policy`): start from a "
                 "nano_vla checkpoint"
             )
 
@@ -270,12 +269,12 @@ class FrozenBaseActor(Actor):
     # --------------------------------------------------------------------------------------- seeing
     @property
     def reads_pictures(self) -> bool:
-        """See `vla_rl.optional.SeeingActor`."""
+        """See `vla_rl.interfaces.ActorPolicy`."""
         return self.config.eyes == PICTURES
 
     @property
     def shift(self) -> int:
-        """Pixels, see `vla_rl.optional.SeeingActor`."""
+        """Pixels, see `vla_rl.interfaces.ActorPolicy`."""
         return self.config.shift if self.reads_pictures else 0
 
     def features(self, observation: Observation) -> dict[str, Tensor]:
@@ -283,16 +282,10 @@ class FrozenBaseActor(Actor):
         images where those are read."""
         if not self.reads_pictures:
             return self.base.frame_features(observation)
-        if isinstance(self.base, BlindFeatures):
-            return self.base.blind_features(observation)
-        return {
-            name: frame
-            for name, frame in self.base.frame_features(observation).items()
-            if name != VISUAL
-        }
+        return self.base.blind_features(observation)
 
     def pictures(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.optional.SeeingActor`."""
+        """See `vla_rl.interfaces.ActorPolicy`."""
         names = self.embodiment.camera_names if self.reads_pictures else ()
         return {f"{_PICTURE}{i}": observation.images[name] for i, name in enumerate(names)}
 
@@ -334,14 +327,14 @@ class FrozenBaseActor(Actor):
 
     # ---------------------------------------------------------------------------------- checkpoints
     def refer_to(self, folder: Path) -> None:
-        """See `vla_rl.optional.ReferringActor`; a small policy is copied all the same, unless
+        """See `vla_rl.interfaces.ActorPolicy`; a small policy is copied all the same, unless
         ``copy_base`` says no."""
         size = sum(x.nbytes for x in [*self.base.parameters(), *self.base.buffers()])
         copies = size <= _SMALL if self.config.copy_base is None else self.config.copy_base
         self._base_folder = None if copies else Path(folder)
 
     def base_folder(self) -> Path | None:
-        """See `vla_rl.interfaces.BasedPolicy`."""
+        """See `vla_rl.interfaces.Policy`."""
         return self._base_folder
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

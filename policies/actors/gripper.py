@@ -36,7 +36,7 @@ def _as_buffers(module: nn.ModuleList) -> nn.ModuleList:
 class GripperActor(FrozenBaseActor):
     """A `FrozenBaseActor` with the switch ``gripper``. With "discrete", latent actions and what
     critics read leave the gripper out, ``choices`` (features to three values) decides it for all
-    control steps of a decision, and an algorithm trains that (`vla_rl.optional.ChoosingActor`). The
+    control steps of a decision, and an algorithm trains that (`vla_rl.interfaces.ActorPolicy`). The
     choices are keep, and either end of its range."""
 
     config: GripperConfig
@@ -82,7 +82,7 @@ class GripperActor(FrozenBaseActor):
     # ------------------------------------------------------------------------------------- learning
     @torch.no_grad()
     def practised(self) -> None:
-        """See `vla_rl.optional.PractisingActor`. The average forgets the first weights faster,
+        """See `vla_rl.interfaces.ActorPolicy`. The average forgets the first weights faster,
         as it is of few."""
         if self.steady is None:
             return

@@ -24,12 +24,13 @@ _PROPOSALS = 0x51ED27  # the seed of proposals for frames that nobody acted on
 
 
 class ImprovedPolicy(OwnPolicy):
-    """A `CandidateActor`. Its deterministic decision is that of the policy beneath; without a
+    """An `ActorPolicy` with candidates. Its deterministic decision is that of the policy beneath; without a
     ``judge`` every one is."""
 
     config_class = ImprovedConfig
     config: ImprovedConfig
     candidates, named = CANDIDATES, "improved"
+    can = frozenset({"candidates", "guidance"})
 
     def __init__(self, config: ImprovedConfig, base: Any) -> None:
         """As of `OwnPolicy`."""
@@ -38,7 +39,7 @@ class ImprovedPolicy(OwnPolicy):
 
     # ------------------------------------------------------------------------------------- learning
     def improve(self, encoded: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CandidateActor`: of ``actions`` [b n d] the ``keep`` best, each at the best point
+        """See `ActorPolicy`: of ``actions`` [b n d] the ``keep`` best, each at the best point
         of its way up."""
         c, judge = self.config, self._judge()
         with torch.no_grad():

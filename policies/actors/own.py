@@ -18,8 +18,7 @@ from torch import Tensor
 from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import OwnConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ImitationPolicy
-from vla_rl.optional import GuidedPolicy, HeldFeatures
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
@@ -30,6 +29,7 @@ class OwnPolicy(FrozenBaseActor):
     config_class: ClassVar[type] = OwnConfig
     config: Any
     named: ClassVar[str] = "own"
+    can = frozenset({"weighted", "guidance"})
 
     def __init__(self, config: Any, base: Any) -> None:
         """Raises ConfigError for a base that cannot be trained on actions."""
@@ -42,12 +42,11 @@ class OwnPolicy(FrozenBaseActor):
         super().__init__(config, base)
         for name, p in base.named_parameters():
             p.requires_grad_(name not in frozen)
-        if isinstance(base, HeldFeatures):
-            base.hold_features()
+        base.hold_features()
 
     @classmethod
     def _require_trainable(cls, base: Any) -> None:
-        if not isinstance(base, ImitationPolicy):
+        if "imitation" not in Policy.of(base).can:
             raise ConfigError(
                 f"actor {cls.named} trains the policy beneath on what was chosen, and "
                 f"{type(base).__name__} has no imitation_loss: use actor=residual or actor=steered"
@@ -93,8 +92,8 @@ class OwnPolicy(FrozenBaseActor):
 
     @property
     def guidable(self) -> bool:
-        """See `vla_rl.optional.GuidedPolicy`: as the policy beneath."""
-        return isinstance(self.base, GuidedPolicy) and self.base.guidable
+        """See `vla_rl.interfaces.Policy`: as the policy beneath."""
+        return self.base.guidable
 
     def act_towards(
         self,

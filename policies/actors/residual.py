@@ -17,7 +17,7 @@ from torch import Tensor
 from policies.actors.gripper import GripperActor
 from policies.actors.settings import ResidualConfig
 from vla_rl.errors import ConfigError
-from vla_rl.optional import PartlyExecuted
+from vla_rl.interfaces import Policy
 from vla_rl.types import FRESH, Observation, PolicyOutput, Trajectory, Transitions
 
 # the frame that holds what the frozen policy would do, [b hold·a] in half-ranges
@@ -46,7 +46,7 @@ class ResidualPolicy(GripperActor):
                 raise ConfigError(
                     f"actor.{key} has {unknown[0]!r}; the actions of {spec.name} are {known}"
                 )
-        most = base.executed_steps if isinstance(base, PartlyExecuted) else base.chunk_length
+        most = Policy.of(base).executed_steps
         if config.base_steps > most:
             raise ConfigError(
                 f"actor.base_steps={config.base_steps} is more than the {most} control steps that "
@@ -76,7 +76,7 @@ class ResidualPolicy(GripperActor):
         return min(1.0, float(self.practice) / self.config.ramp) if self.config.ramp else 1.0
 
     def practised(self) -> None:
-        """See `vla_rl.optional.PractisingActor`."""
+        """See `vla_rl.interfaces.ActorPolicy`."""
         super().practised()
         self.practice += 1
 

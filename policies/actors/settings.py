@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from vla_rl import bounds
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
 
 FEATURES, PICTURES = "features", "pictures"
 
 
 @dataclass
-class ActorConfig:
+class ActorConfig(Bounded, place="actor"):
     """What actors share. ``hidden`` widths of the actor, ``encoder`` width of what it makes of a
     frame.
 
@@ -25,31 +27,18 @@ class ActorConfig:
     can_see: ClassVar[tuple[str, ...]] = (FEATURES,)
 
     # widths of the layers
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    hidden: list[int] = several([256, 256], ge=1, least=1)
     # width of what it makes of a frame
-    encoder: int = 128
-    # gaussian (squashed by tanh; SAC needs it) | deterministic
-    distribution: str = "gaussian"
+    encoder: int = bound(128, ge=1)
+    # gaussian: squashed by tanh; SAC needs it
+    distribution: str = bound("gaussian", choices=("gaussian", "deterministic"))
     # std that a deterministic one explores with, in latent units (-1 to 1)
-    noise: float = 0.2
+    noise: float = bound(0.2, ge=0)
     copy_base: bool | None = None
-    eyes: str = FEATURES
+    eyes: str = bound(FEATURES, choices=(FEATURES, PICTURES))
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1 or self.encoder < 1:
-            raise ConfigError(
-                f"actor.hidden={list(self.hidden)!r} and actor.encoder={self.encoder} must name "
-                "widths of at least 1"
-            )
-        if self.distribution not in ("gaussian", "deterministic"):
-            raise ConfigError(
-                f"actor.distribution is {self.distribution!r}, choose one of "
-                "gaussian, deterministic"
-            )
-        if self.noise < 0:
-            raise ConfigError(f"actor.noise is {self.noise}, it must be 0 or more")
-        if self.eyes not in (FEATURES, PICTURES):
-            raise ConfigError(f"actor.eyes is {self.eyes!r}, choose one of features, pictures")
+        super().__post_init__()
         if self.eyes not in self.can_see:
             raise ConfigError(
                 f"actor.eyes={self.eyes}: this actor needs what the frozen policy makes of images, "
@@ -75,40 +64,16 @@ class GripperConfig(ActorConfig):
 
     can_see = (FEATURES, PICTURES)
 
-    # continuous | discrete: an action as the others, or one of three choices by values of its own
-    gripper: str = "continuous"
+    # an action as the others, or one of three choices by values of its own
+    gripper: str = bound("continuous", choices=("continuous", "discrete"))
     # share of exploring decisions whose choice is random
-    gripper_noise: float = 0.0
-    average: float = 0.0
+    gripper_noise: float = bound(0.0, ge=0, le=1, hint="a share of decisions")
+    average: float = bound(0.0, ge=0, lt=1, hint="0 for none, such as 0.999")
     # of each convolution, with eyes=pictures
-    channels: list[int] = field(default_factory=lambda: [16, 32, 32])
+    channels: list[int] = several([16, 32, 32], ge=1, least=1)
     # by which the first makes the picture smaller
-    stride: int = 4
-    shift: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gripper not in ("continuous", "discrete"):
-            raise ConfigError(
-                f"actor.gripper is {self.gripper!r}, choose one of continuous, discrete"
-            )
-        if not 0.0 <= self.gripper_noise <= 1.0:
-            raise ConfigError(
-                f"actor.gripper_noise is {self.gripper_noise}, it must lie in [0, 1]: "
-                "a share of decisions"
-            )
-        if not 0.0 <= self.average < 1.0:
-            raise ConfigError(
-                f"actor.average is {self.average}, it must lie in [0, 1): 0 for none, such as 0.999"
-            )
-        if not self.channels or min(self.channels) < 1:
-            raise ConfigError(
-                f"actor.channels={list(self.channels)!r} needs at least one width, each 1 or more"
-            )
-        if self.stride < 1:
-            raise ConfigError(f"actor.stride is {self.stride}, it must be at least 1 pixel")
-        if self.shift < 0:
-            raise ConfigError(f"actor.shift is {self.shift}, it must be 0 (none) or more pixels")
+    stride: int = bound(4, ge=1)
+    shift: int = bound(4, ge=0)
 
 
 @dataclass
@@ -126,34 +91,16 @@ class ResidualConfig(GripperConfig):
     """
 
     # largest correction, in half-ranges
-    scale: float = 0.2
-    scales: dict[str, float] = field(default_factory=dict)
-    hold: int = 1
-    ramp: int = 0
+    scale: float = bound(0.2, gt=0, le=2, hint="half-ranges of an action")
+    scales: dict[str, float] = bound({}, gt=0, le=2, hint="half-ranges of an action")
+    hold: int = bound(1, ge=1)
+    ramp: int = bound(0, ge=0)
     # control steps after which the frozen policy decides anew; 0: its chunk
-    base_steps: int = 0
+    base_steps: int = bound(0, ge=0, hint="0: the whole chunk")
     dimensions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, scale in {
-            "scale": self.scale,
-            **{f"scales.{name}": value for name, value in self.scales.items()},
-        }.items():
-            if not 0.0 < scale <= 2.0:
-                raise ConfigError(
-                    f"actor.{key} is {scale}, it must lie in (0, 2]: half-ranges of an action"
-                )
-        if self.base_steps < 0:
-            raise ConfigError(
-                f"actor.base_steps is {self.base_steps}, it must be 0 (the whole chunk) or more"
-            )
-        if self.hold < 1:
-            raise ConfigError(f"actor.hold is {self.hold}, it must be at least 1 control step")
-        if self.ramp < 0:
-            raise ConfigError(
-                f"actor.ramp is {self.ramp}, it must be 0 (none) or more updates of the actor"
-            )
         if self.ramp and self.distribution != "deterministic":
             raise ConfigError(
                 f"actor.ramp={self.ramp} bounds a deterministic actor, and "
@@ -167,12 +114,7 @@ class DirectConfig(GripperConfig):
     """Actions of its own, ``chunk_length`` control steps a decision; of the frozen policy it
     only takes what that sees."""
 
-    chunk_length: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunk_length < 1:
-            raise ConfigError(f"actor.chunk_length is {self.chunk_length}, it must be at least 1")
+    chunk_length: int = bound(1, ge=1)
 
 
 @dataclass
@@ -184,15 +126,8 @@ class SteeredConfig(ActorConfig):
     learn.
     """
 
-    bound: float = 1.5
+    bound: float = bounds.bound(1.5, gt=0, hint="standard deviations of the noise")
     repeat: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.bound > 0:
-            raise ConfigError(
-                f"actor.bound is {self.bound}, it must be above 0: standard deviations of the noise"
-            )
 
 
 @dataclass
@@ -204,12 +139,7 @@ class OwnConfig(ActorConfig):
     # of actors of their own; not used here
     distribution: str = "deterministic"
     # decisions of a batch that its loss sees, drawn by their weights
-    rows: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows < 1:
-            raise ConfigError(f"actor.rows is {self.rows}, it must be at least 1")
+    rows: int = bound(64, ge=1)
 
 
 @dataclass
@@ -225,24 +155,18 @@ class ImprovedConfig(ActorConfig):
 
     distribution: str = "deterministic"
     # proposals of a decision
-    samples: int = 16
+    samples: int = bound(16, ge=1)
     # best ones that are improved
-    keep: int = 4
+    keep: int = bound(4, ge=1)
     # gradient steps up the critic's values
-    steps: int = 5
+    steps: int = bound(5, ge=0)
     # of one of them, in half-ranges
-    step_size: float = 0.01
-    temperature: float = 0.0
+    step_size: float = bound(0.01, ge=0)
+    temperature: float = bound(0.0, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.keep <= self.samples or self.steps < 0:
+        if self.keep > self.samples:
             raise ConfigError(
-                f"actor.samples={self.samples}, actor.keep={self.keep} and "
-                f"actor.steps={self.steps} must fulfil 1 <= keep <= samples and steps >= 0"
-            )
-        if self.step_size < 0 or self.temperature < 0:
-            raise ConfigError(
-                f"actor.step_size={self.step_size} and "
-                f"actor.temperature={self.temperature} must be 0 or more"
+                f"actor.keep={self.keep} is out of range: it must be 1 to actor.samples={self.samples}"
             )

@@ -12,8 +12,7 @@ from torch import Tensor
 from policies.actors.base import FrozenBaseActor
 from policies.actors.settings import SteeredConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import NoisePolicy
-from vla_rl.optional import PictureDecoder
+from vla_rl.interfaces import Policy
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
 # the frame that holds the latent action that was taken; 0 where another acted, or nobody
@@ -29,17 +28,18 @@ class SteeredPolicy(FrozenBaseActor):
     """
 
     policy_type = "steered"
+    can = frozenset({"actor", "steering"})  # not weighted: what was executed has no noise
     config_class = SteeredConfig
     config: SteeredConfig
     practice: Tensor
 
     def __init__(self, config: SteeredConfig, base: Any) -> None:
         """Raises ConfigError for a base that does not turn a noise into one chunk."""
-        if not isinstance(base, NoisePolicy):
+        if "noise" not in Policy.of(base).can:
             raise ConfigError(
                 "actor steered chooses the noise that a policy denoises, and "
                 f"{type(base).__name__} has no decode(observation, noise) "
-                "(`vla_rl.interfaces.NoisePolicy`): start from a denoising_vla checkpoint "
+                "(`vla_rl.interfaces.Policy`): start from a denoising_vla checkpoint "
                 "(policy=nano_flow), or use actor=residual"
             )
         self.chunk_length = base.chunk_length
@@ -69,15 +69,15 @@ class SteeredPolicy(FrozenBaseActor):
 
     @property
     def decodes_pictures(self) -> bool:
-        """See `vla_rl.optional.PictureDecoder`."""
-        return isinstance(self.base, PictureDecoder) and self.base.decodes_pictures
+        """See `vla_rl.interfaces.Policy`."""
+        return self.base.decodes_pictures
 
     def practised(self) -> None:
-        """See `vla_rl.optional.PractisingActor`."""
+        """See `vla_rl.interfaces.ActorPolicy`."""
         self.practice += 1
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: older checkpoints do not say that their actor
+        """See `vla_rl.interfaces.Policy`: older checkpoints do not say that their actor
         has learned."""
         return {"practice": torch.ones_like(self.practice), **weights}
 
@@ -94,7 +94,7 @@ class SteeredPolicy(FrozenBaseActor):
     def decoded(
         self, noise: Tensor, observation: Observation, frames: Mapping[str, Tensor]
     ) -> Tensor:
-        """See `vla_rl.interfaces.SteeredActor`."""
+        """See `vla_rl.interfaces.ActorPolicy`."""
         return self.to_unit(self.base.decode(observation, noise, frames)).flatten(1)
 
     def latent_of(self, noise: Tensor) -> Tensor:

@@ -112,14 +112,14 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
         return [(k.float(), v.float()) for k, v in present], self._value(hidden)
 
     def value(self, observation: Observation) -> Tensor | None:
-        """See `vla_rl.interfaces.ValuePolicy`: one prefix, and no denoising."""
+        """See `vla_rl.interfaces.Policy`: one prefix, and no denoising."""
         return self.encode(observation)[1] if self.config.value_head else None
 
     @torch.no_grad()
     def decode(
         self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """See `vla_rl.interfaces.NoisePolicy`: the deterministic chunk float32 [b h a] that
+        """See `vla_rl.interfaces.Policy`: the deterministic chunk float32 [b h a] that
         starts from ``noise``."""
         kept = None if features is None else self._tokens_of(features)
         return self.denormalize(self._from_noise(observation, noise.to(self.device), kept))

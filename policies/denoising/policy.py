@@ -212,7 +212,7 @@ class DenoisingVLA(DenoisingBase):
         features: Mapping[str, Tensor],
         seeds: Sequence[int] | None = None,
     ) -> PolicyOutput:
-        """See `vla_rl.optional.ChainPolicy`."""
+        """See `vla_rl.interfaces.Policy`."""
         kept = {name: tokens.to(self.device) for name, tokens in self._tokens_of(features).items()}
         return self._decide(observation, kept, False, seeds)
 
@@ -270,7 +270,7 @@ class DenoisingVLA(DenoisingBase):
 
     @property
     def guidable(self) -> bool:
-        """See `vla_rl.optional.GuidedPolicy`: the guidance is that of a flow."""
+        """See `vla_rl.interfaces.Policy`: the guidance is that of a flow."""
         return self.scheduler is None
 
     @torch.inference_mode(False)  # it needs a gradient, and may be called in that mode
@@ -284,7 +284,7 @@ class DenoisingVLA(DenoisingBase):
         *,
         deterministic: bool = False,
     ) -> ActionChunk:
-        """See `vla_rl.optional.GuidedPolicy`."""
+        """See `vla_rl.interfaces.Policy`."""
         x, step_noise, first_step = self._noises(len(observation), deterministic, None)
         own, _ = self._own_expert(observation)
         wanted, weight = (
@@ -489,7 +489,7 @@ class DenoisingVLA(DenoisingBase):
         return self.config.student_coef * loss
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `vla_rl.optional.CompletingPolicy`: a student that a checkpoint has not starts as
+        """See `vla_rl.interfaces.Policy`: a student that a checkpoint has not starts as
         one of RL does."""
         given = dict(weights)
         if self.config.student_steps and not any(name.startswith("student.") for name in given):

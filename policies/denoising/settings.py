@@ -7,23 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.settings import (
-    TrunkConfig,
-    correlated_axes,
-    require_choices,
-    require_correlation,
-    require_positive,
-)
+from policies.settings import TrunkConfig, correlated_axes
+from vla_rl.bounds import bound
 from vla_rl.errors import ConfigError, require_packages
 
 FLOWS = ("flow_sde", "flow_noise", "flow_cps")
 DIFFUSIONS = ("ddim", "ddpm")
 PREDICTIONS = ("velocity", "epsilon", "sample")
 METHODS = ("same_noise", "lcm")
-_BASE_CHOICES = {
-    "action_range": ("zscore", "bounds", "quantile"),
-    "deterministic_start": ("seeded", "zero"),
-}
 
 
 @dataclass
@@ -34,32 +25,24 @@ class DenoisingConfig(TrunkConfig):
     value_head: bool = False
     precision: str = "float32"  # of the trunk; the expert and the chain always compute in float32
     # channels of the action expert
-    expert_width: int = 128
+    expert_width: int = bound(128, ge=1)
     # width of its MLP
-    expert_mlp: int = 256
+    expert_mlp: int = bound(256, ge=1)
     # its layers
-    expert_depth: int = 6
-    # zscore | bounds | quantile: what ±1 stands for; grippers use their bounds
-    action_range: str = "zscore"
+    expert_depth: int = bound(6, ge=1)
+    # what ±1 stands for; grippers use their bounds
+    action_range: str = bound("zscore", choices=("zscore", "bounds", "quantile"))
     # steps from noise to an action
-    denoising_steps: int = 10
-    deterministic_start: str = "seeded"  # seeded | zero: first noise where no step noise is drawn
+    denoising_steps: int = bound(10, ge=1)
+    # first noise where no step noise is drawn
+    deterministic_start: str = bound("seeded", choices=("seeded", "zero"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choices(self, _BASE_CHOICES)
-        require_positive(self, "expert_width", "expert_mlp", "expert_depth", "denoising_steps")
         if self.expert_width % 2:
             raise ConfigError(
-                f"policy.expert_width is {self.expert_width}, the time embedding needs it even"
+                f"policy.expert_width={self.expert_width}: the time embedding needs it even"
             )
-
-
-_CHAIN_CHOICES = {
-    "sampler": (*FLOWS, *DIFFUSIONS),
-    "prediction": ("auto", *PREDICTIONS),
-    "stochastic_steps": ("all", "one"),
-}
 
 
 @dataclass
@@ -76,100 +59,78 @@ class DenoisingVLAConfig(DenoisingConfig):
     ``advantage_discount`` the advantage.
     """
 
-    sampler: str = "flow_sde"  # flow_sde | flow_noise | flow_cps | ddim | ddpm
-    # auto | velocity (flows) | epsilon, sample (diffusion); auto: velocity or epsilon
-    prediction: str = "auto"
-    train_timesteps: int = 100  # of the diffusion schedule
-    eta: float = 1.0  # of DDIM's noise
-    noise_level: float = 0.5  # a of flow_sde and flow_cps
-    learned_std_low: float = 0.08  # of flow_noise
+    # how an action is sampled from noise
+    sampler: str = bound("flow_sde", choices=(*FLOWS, *DIFFUSIONS))
+    # velocity with flows, epsilon or sample with diffusion; auto: velocity or epsilon
+    prediction: str = bound("auto", choices=("auto", *PREDICTIONS))
+    train_timesteps: int = bound(100, ge=1)  # of the diffusion schedule
+    eta: float = bound(1.0, gt=0, le=1)  # of DDIM's noise
+    noise_level: float = bound(0.5, gt=0, le=1)  # a of flow_sde and flow_cps
+    learned_std_low: float = bound(0.08, gt=0)  # of flow_noise
     # upper end of flow_noise's standard deviation
     learned_std_high: float = 0.16
     clip_action: bool = False  # clip x̂0 to the robot's bounds at every step
-    # all | one
-    stochastic_steps: str = "all"
+    # which steps draw noise
+    stochastic_steps: str = bound("all", choices=("all", "one"))
     # first steps that are stochastic; 0: all
-    stochastic_window: int = 0
+    stochastic_window: int = bound(0, ge=0)
     # last stochastic steps that RL trains; 0: all
-    trained_steps: int = 0
+    trained_steps: int = bound(0, ge=0)
     # a frozen copy of the policy takes the steps before the trained ones
     freeze_untrained: bool = False
     # draw noise at the last step too
     last_step_noise: bool = True
     # least standard deviation that is sampled with; 0: no limit
-    min_std: float = 0.0
+    min_std: float = bound(0.0, ge=0)
     # largest one; 0: no limit
-    max_std: float = 0.0
+    max_std: float = bound(0.0, ge=0)
     # least one in the likelihood; 0: no limit
-    min_log_prob_std: float = 0.0
-    noise_clip: float = 0.0  # limit of |z| of the step noise
+    min_log_prob_std: float = bound(0.0, ge=0)
+    noise_clip: float = bound(0.0, ge=0)  # limit of |z| of the step noise
     # of the step noise z, between the control steps of a chunk; see `chunk_normals`
-    noise_correlation: float = 0.0
+    noise_correlation: float = bound(0.0, ge=0, lt=1)
     log_prob_low: float | None = None  # clamp of each entry's log-prob
     # upper end of that clamp; null: none
     log_prob_high: float | None = None
     # of the advantage, over the trained steps
-    advantage_discount: float = 1.0
+    advantage_discount: float = bound(1.0, gt=0, le=1)
     # factor of the clip range at the first trained step
-    clip_base: float = 1.0
+    clip_base: float = bound(1.0, gt=0, le=1)
     # exponent by which it grows from there to 1 at the last one
-    clip_rate: float = 3.0
+    clip_rate: float = bound(3.0, ge=0)
     # noisy chunks per demonstration and update; they share one pass of the trunk
-    noise_samples: int = 4
-    student_steps: int = 0  # a student with so many steps learns beside RL (0: none)
-    student_coef: float = 1.0  # weight of its loss
+    noise_samples: int = bound(4, ge=1)
+    student_steps: int = bound(0, ge=0)  # a student with so many steps learns beside RL (0: none)
+    student_coef: float = bound(1.0, ge=0)  # weight of its loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choices(self, _CHAIN_CHOICES)
-        require_positive(self, "train_timesteps", "noise_samples")
         flow = self.sampler in FLOWS
         if self.prediction == "auto":
             self.prediction = "velocity" if flow else "epsilon"
         if flow != (self.prediction == "velocity"):
             raise ConfigError(
-                f"policy.prediction is {self.prediction!r} with policy.sampler {self.sampler!r}: "
+                f"policy.prediction={self.prediction!r} does not go with policy.sampler={self.sampler!r}: "
                 "flows predict the velocity, diffusion epsilon or the sample"
             )
         if not flow and self.train_timesteps % self.denoising_steps:
             raise ConfigError(
-                f"policy.train_timesteps {self.train_timesteps} is not a multiple of "
-                f"policy.denoising_steps {self.denoising_steps}: change either"
+                f"policy.train_timesteps={self.train_timesteps} is not a multiple of "
+                f"policy.denoising_steps={self.denoising_steps}: change either"
             )
         if self.sampler == "flow_noise" and self.stochastic_steps == "one":
             raise ConfigError(
                 "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose "
-                "likelihood joins all steps: set stochastic_steps=all"
+                "likelihood joins all steps: set policy.stochastic_steps=all"
             )
-        if not 0.0 < self.learned_std_low < self.learned_std_high:
+        if not self.learned_std_low < self.learned_std_high:
             raise ConfigError(
-                f"policy.learned_std_low {self.learned_std_low} and learned_std_high "
-                f"{self.learned_std_high} must be positive and in this order"
-            )
-        for name in ("eta", "noise_level", "clip_base"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"policy.{name} is {getattr(self, name)}, it must lie in (0, 1]")
-        names = (
-            "min_std",
-            "max_std",
-            "min_log_prob_std",
-            "noise_clip",
-            "stochastic_window",
-            "trained_steps",
-        )
-        for name in (*names, "clip_rate", "student_steps", "student_coef"):
-            if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"policy.{name} is {getattr(self, name)}, it must not be negative"
-                )
-        require_correlation(self.noise_correlation)
-        if not 0.0 < self.advantage_discount <= 1.0:
-            raise ConfigError(
-                f"policy.advantage_discount is {self.advantage_discount}, it must lie in (0, 1]"
+                f"policy.learned_std_low={self.learned_std_low} must lie below "
+                f"policy.learned_std_high={self.learned_std_high}"
             )
         if self.freeze_untrained and not self.trained_steps:
             raise ConfigError(
-                "policy.freeze_untrained freezes the steps before policy.trained_steps: set that "
+                "policy.freeze_untrained=true freezes the steps before policy.trained_steps: set that "
                 "too (1 or more)"
             )
 
@@ -192,9 +153,6 @@ class DenoisingVLAConfig(DenoisingConfig):
         return "noise_level" if self.sampler in FLOWS else "min_std"
 
 
-_STUDENT_CHOICES = {"method": METHODS, "prediction": ("velocity", "sample")}
-
-
 @dataclass
 class ConsistencyConfig(DenoisingConfig):
     """A student's steps (as `consistency.Grid`; empty: a straight grid of ``denoising_steps``)
@@ -202,8 +160,8 @@ class ConsistencyConfig(DenoisingConfig):
 
     # steps from noise to an action
     denoising_steps: int = 1
-    prediction: str = "velocity"  # velocity | sample
-    method: str = "same_noise"  # same_noise | lcm: how it learns
+    prediction: str = bound("velocity", choices=("velocity", "sample"))  # what the network predicts
+    method: str = bound("same_noise", choices=METHODS)  # how it learns
     # time at which each step starts, 1 (noise) to 0; empty: evenly spaced
     step_times: list[float] = field(default_factory=list)
     # share of the action in what each step starts from
@@ -213,7 +171,6 @@ class ConsistencyConfig(DenoisingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choices(self, _STUDENT_CHOICES)
         if not self.step_times:
             time = 1 - np.arange(self.denoising_steps, dtype=np.float32) / np.float32(
                 self.denoising_steps
@@ -226,6 +183,6 @@ class ConsistencyConfig(DenoisingConfig):
         sizes = [len(self.step_times), len(self.step_signals), len(self.step_noises)]
         if sizes != [self.denoising_steps] * 3:
             raise ConfigError(
-                f"policy.step_times, step_signals and step_noises have {sizes} entries, they need "
-                f"policy.denoising_steps={self.denoising_steps} each"
+                f"policy.step_times, policy.step_signals and policy.step_noises have {sizes} entries, they "
+                f"need policy.denoising_steps={self.denoising_steps} each"
             )

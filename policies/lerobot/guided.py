@@ -20,7 +20,7 @@ from vla_rl.types import ActionChunk, Observation
 
 
 class GuidedChain:
-    """A `vla_rl.optional.GuidedPolicy`, of a policy whose ``head`` denoises."""
+    """A `vla_rl.interfaces.Policy`, of a policy whose ``head`` denoises."""
 
     head: Any
     chain: Chain
@@ -56,7 +56,7 @@ class GuidedChain:
         *,
         deterministic: bool = False,
     ) -> ActionChunk:
-        """See `vla_rl.optional.GuidedPolicy`. Dimensions that only pad the model's are free."""
+        """See `vla_rl.interfaces.Policy`. Dimensions that only pad the model's are free."""
         normal = self._batch(observation, wanted, torch.ones(wanted.shape[:2], dtype=torch.bool))[
             ACTION
         ]

@@ -12,21 +12,26 @@ it.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from policies.lerobot.heads import ACTION, STATE
 from policies.lerobot.needs import require_family
 from policies.lerobot.new import with_processors
 from policies.lerobot.stored import CONFIG, IMAGES, STATISTICS, WEIGHTS, Stored
-from policies.lerobot.weights import tensor_names
+from policies.lerobot.weights import save_openpi_weights, tensor_names
 from policies.settings import LeRobotConfig
 from vla_rl.errors import EmbodimentMismatch, UserError
 from vla_rl.types import EmbodimentSpec
 
 # in the order that the model has them
 _PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-_TOKENS = {"pi0": 48, "pi05": 200}
+FAMILIES = {"pi0": 48, "pi05": 200}  # that it has, and the tokens of a prompt
+_KEYS = ("mean", "std", "q01", "q99")
 
 
 def is_openpi(folder: Path) -> bool:
@@ -58,7 +63,7 @@ def read_openpi(config: LeRobotConfig, embodiment: EmbodimentSpec) -> Stored:
         "n_action_steps": said["action_horizon"],
         "max_action_dim": said["action_dim"],
         "max_state_dim": said["action_dim"],
-        "tokenizer_max_length": _TOKENS[family],
+        "tokenizer_max_length": FAMILIES[family],
         **{key: said[key] for key in ("paligemma_variant", "action_expert_variant") if key in said},
         **config.option_values(),
     }
@@ -94,9 +99,7 @@ def _cut(folder: Path, statistics: dict[str, Any], name: str, size: int) -> dict
     """{as `new_policy` takes them: [size]}; openpi pads them at times. What lerobot does not
     normalise by is filled in."""
     try:
-        own = {
-            key: [float(x) for x in statistics[name][key]] for key in ("mean", "std", "q01", "q99")
-        }
+        own = {key: [float(x) for x in statistics[name][key]] for key in _KEYS}
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"the norm_stats.json of {folder} has no {name}.{error}: fetch the checkpoint again"
@@ -110,3 +113,37 @@ def _cut(folder: Path, statistics: dict[str, Any], name: str, size: int) -> dict
     return {
         key: own.get(key, own["q99" if key == "high" else "q01"]) for key in STATISTICS.values()
     }
+
+
+def write_openpi(stored: Stored, model: nn.Module, asset: str, folder: Path) -> None:
+    """The inverse of `read_openpi`, into the empty ``folder``: what openpi's
+    ``create_trained_policy`` reads, beside its own config of the robot. Raises `UserError` where
+    the policy is normalised by what openpi does not know."""
+    settings, dtypes = stored.settings, {p.dtype for p in model.parameters()}
+    said: dict[str, Any] = {
+        "action_dim": settings["max_action_dim"],
+        "action_horizon": settings["chunk_size"],
+        **{k: settings[k] for k in ("paligemma_variant", "action_expert_variant") if k in settings},
+        "precision": "bfloat16" if torch.bfloat16 in dtypes else "float32",
+    }
+    names = {"state": STATE, "actions": ACTION}
+    norms = {ours: _norms(stored, theirs) for ours, theirs in names.items()}
+    place = folder / "assets" / re.sub(r"[^\w.-]", "_", asset) / "norm_stats.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"norm_stats": norms}, indent=2), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(said, indent=2), encoding="utf-8")
+    save_openpi_weights(model, folder / WEIGHTS)
+
+
+def _norms(stored: Stored, feature: str) -> dict[str, list[float]]:
+    """What the policy normalises ``feature`` by."""
+    found: dict[str, list[float]] = {}
+    for pipeline in stored.pipelines.values():
+        for state in pipeline["state"].values():
+            found |= {k: state[f"{feature}.{k}"] for k in _KEYS if f"{feature}.{k}" in state}
+    if missing := [key for key in _KEYS if key not in found]:
+        raise UserError(
+            f"the policy has no {missing[0]} of {feature}, which openpi's norm_stats.json holds: "
+            "fine-tune it on a dataset, whose statistics it then has"
+        )
+    return found

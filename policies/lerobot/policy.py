@@ -42,7 +42,8 @@ from policies.lerobot.heads import (
     column,
 )
 from policies.lerobot.new import new_policy
-from policies.lerobot.openpi import is_openpi, read_openpi
+from policies.lerobot.openpi import FAMILIES as OPENPIS
+from policies.lerobot.openpi import is_openpi, read_openpi, write_openpi
 from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
@@ -50,11 +51,12 @@ from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
 from policies.settings import LeRobotConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 
 # ------------------------------------------------------------------------------------------- policy
-class LeRobotPolicy(nn.Module):
+class LeRobotPolicy(nn.Module, Policy):
     """A policy of lerobot that acts and imitates (see the module's text). Build it with
     `from_published` (a checkpoint of lerobot), `from_statistics` (what SFT calls) or
     `vla_rl.checkpoint.load_policy`."""
@@ -250,12 +252,12 @@ class LeRobotPolicy(nn.Module):
 
     @property
     def executed_steps(self) -> int:
-        """See `vla_rl.optional.PartlyExecuted`."""
+        """See `vla_rl.interfaces.Policy`."""
         return self.head.executed
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.interfaces.FeaturePolicy`: what the family's own encoder makes of the images,
+        """See `vla_rl.interfaces.Policy`: what the family's own encoder makes of the images,
         the normalised state, and the mean embedding of the instruction's words where the family is
         told what to do. It may be empty here."""
         self.model.eval()
@@ -329,6 +331,17 @@ class LeRobotPolicy(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.stored.write(folder)
         save_weights(self.model, folder / WEIGHTS)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """See `vla_rl.interfaces.Policy.forms`."""
+        return ("lerobot", "openpi") if self.stored.family in OPENPIS else ("lerobot",)
+
+    def save_as(self, form: str, folder: Path) -> None:
+        if form == "openpi":
+            write_openpi(self.stored, self.model, self.embodiment.name, folder)
+        else:
+            self.save_pretrained(folder)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -448,7 +461,7 @@ class LeRobotChainPolicy(GuidedChain, LeRobotPolicy):
     def decode(
         self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """See `vla_rl.interfaces.NoisePolicy`: the sampler without noise, from ``noise`` [b h a].
+        """See `vla_rl.interfaces.Policy`: the sampler without noise, from ``noise`` [b h a].
         What only pads the model's sample starts from the same numbers each time. It needs the
         observation's images, whatever ``features`` are."""
         start = counter_normals([0] * len(noise), math.prod(self.head.sample_shape)).to(self.device)

@@ -116,6 +116,17 @@ def save_weights(model: nn.Module, file: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def save_openpi_weights(model: nn.Module, file: Path) -> None:
+    """π0 or π0.5 as openpi writes it: by its names, and with one table, that of the words, under
+    the outputs' name. Where the two differ, the outputs' own is left out: π0 makes no words."""
+    from safetensors.torch import save_file
+
+    named = {n.removeprefix("model."): x for n, x in model.state_dict().items()}
+    words, outputs = (f"{n.removeprefix('model.')}.weight" for n in (_WORDS, _OUTPUTS))
+    named[outputs] = named.pop(words)
+    save_file({n: x.detach().contiguous() for n, x in named.items()}, file)
+
+
 def tensor_names(file: Path) -> set[str]:
     """What ``file`` holds; its tensors are not read. Raises `UserError` for one that is missing
     or damaged."""

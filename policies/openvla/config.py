@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.settings import correlated_axes, require_choices, require_correlation
+from policies.settings import correlated_axes, require_correlation
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, UserError, require_packages
 
 DIALECTS = ("official", "rlinf")
@@ -17,23 +18,10 @@ _UNSUPPORTED = {
     "quantization_config": "quantised weights are",
 }
 ARCHITECTURES = ("", "nano", "7b")
-_CHOICES = {
-    "architecture": ARCHITECTURES,
-    "decoding": ("parallel", "autoregressive"),
-    "dialect": DIALECTS,
-    "attention": ("auto", "bidirectional", "causal"),
-    "image_path": ("auto", "jpeg_lanczos", "bicubic", "pil_bicubic"),
-    "prompt": ("pure", "vicuna"),
-    "normalization": ("q99", "minmax"),
-    "gripper": ("libero", "none"),
-    "action_space": ("unit", "embodiment"),
-    "weights": ("float32", "bfloat16"),
-    "precision": ("auto", "float32", "bfloat16"),
-}
 
 
 @dataclass
-class OpenVLAConfig:
+class OpenVLAConfig(Bounded, place="policy"):
     """How an OpenVLA or OpenVLA-OFT checkpoint is read, acts and is trained.
 
     ``checkpoint`` is a folder in the upstream format. Without one, ``architecture`` names a layout
@@ -44,48 +32,52 @@ class OpenVLAConfig:
 
     # a folder in the upstream format; empty: random weights of architecture
     checkpoint: str = ""
-    architecture: str = ""  # nano | 7b: random weights where no checkpoint is given
-    decoding: str = "parallel"  # parallel (OFT) | autoregressive (OpenVLA)
-    dialect: str = "official"  # official | rlinf
-    attention: str = "auto"  # of parallel decoding; auto: bidirectional, in either dialect
-    chunk_length: int = 8  # control steps; 1 for OpenVLA itself
-    cameras: list[str] = field(
-        default_factory=list
-    )  # 1 to 3 of the embodiment's, in the checkpoint's order; empty: the first
+    # random weights where no checkpoint is given
+    architecture: str = bound("", choices=ARCHITECTURES)
+    # parallel: OFT; autoregressive: OpenVLA
+    decoding: str = bound("parallel", choices=("parallel", "autoregressive"))
+    dialect: str = bound("official", choices=DIALECTS)  # whose conventions the checkpoint follows
+    # of parallel decoding; auto: bidirectional, in either dialect
+    attention: str = bound("auto", choices=("auto", "bidirectional", "causal"))
+    chunk_length: int = bound(8, ge=1)  # control steps; 1 for OpenVLA itself
+    # 1 to 3 of the embodiment's, in the checkpoint's order; empty: the first
+    cameras: list[str] = several([], most=3, hint="OpenVLA-OFT reads 1 to 3")
     # read proprioception (OFT)
     use_proprio: bool = False
     # the checkpoint's conventions
     unnorm_key: str = ""  # which of its statistics; empty: the only one
-    normalization: str = "q99"  # q99 | minmax (ALOHA)
+    normalization: str = bound("q99", choices=("q99", "minmax"))  # minmax: ALOHA
     # libero: the model says 1 open, 0 closed, the env -1 open, +1 closed; none: as it is
-    gripper: str = "libero"
+    gripper: str = bound("libero", choices=("libero", "none"))
     # un-normalised actions are shares of the embodiment's bounds (unit), or in its units
-    action_space: str = "unit"
-    prompt: str = "pure"  # vicuna for v01 checkpoints
+    action_space: str = bound("unit", choices=("unit", "embodiment"))
+    prompt: str = bound("pure", choices=("pure", "vicuna"))  # vicuna for v01 checkpoints
     # auto: jpeg_lanczos (official) or bicubic (rlinf); pil_bicubic: RLinf's way with official ones
-    image_path: str = "auto"
+    image_path: str = bound("auto", choices=("auto", "jpeg_lanczos", "bicubic", "pil_bicubic"))
     # 90 % of the area, for models trained with random crops (the path bicubic never crops)
     center_crop: bool = True
     # by 180 degrees, for an env that shows LIBERO's cameras as MuJoCo renders them
     rotate_images: bool = False
     # acting and learning
-    temperature: float = 1.0  # of sampling and of every reported log-prob
+    # of sampling and of every reported log-prob
+    temperature: float = bound(1.0, gt=0, hint="for no sampling act with deterministic=True")
     # of sampling, between the control steps of a chunk; see `chunk_uniforms`
-    noise_correlation: float = 0.0
+    noise_correlation: float = bound(0.0, ge=0, lt=1)
     value_head: bool = False  # on the hidden state that predicts the first action token
-    weights: str = "float32"  # dtype the parameters are kept in
+    # dtype the parameters are kept in
+    weights: str = bound("float32", choices=("float32", "bfloat16"))
     # of the computation; auto: bfloat16 autocast where the hardware multiplies it natively
-    precision: str = "auto"
+    precision: str = bound("auto", choices=("auto", "float32", "bfloat16"))
     # compute activations again in the backward: less memory, slower
     gradient_checkpointing: bool = False
     # leave the vision towers and the projector as they are
     freeze_vision: bool = False
     # leave the language model as it is
     freeze_language: bool = False
-    lora_rank: int = 0  # 0: no LoRA, the weights themselves are trained
-    lora_alpha: int = 0  # 0: min(lora_rank, 16), as upstream
+    lora_rank: int = bound(0, ge=0)  # 0: no LoRA, the weights themselves are trained
+    lora_alpha: int = bound(0, ge=0)  # 0: min(lora_rank, 16), as upstream
     # share of LoRA's inputs that training drops
-    lora_dropout: float = 0.0
+    lora_dropout: float = bound(0.0, ge=0, lt=1)
     lora_targets: list[str] = field(
         default_factory=list
     )  # last parts of module names; empty: every linear layer but the head
@@ -95,33 +87,16 @@ class OpenVLAConfig:
     replay_pixels: bool = False
 
     def __post_init__(self) -> None:
-        require_choices(self, _CHOICES)
-        if self.chunk_length < 1:
-            raise ConfigError(f"policy.chunk_length is {self.chunk_length}, it must be at least 1")
-        if len(self.cameras) > 3:
-            raise ConfigError(
-                f"policy.cameras names {len(self.cameras)} cameras ({self.cameras}); "
-                "OpenVLA-OFT reads 1 to 3"
-            )
+        super().__post_init__()
         require_correlation(self.noise_correlation, self.decoding)
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"policy.temperature is {self.temperature}, it must be above 0 (for no sampling "
-                "act with deterministic=True)"
-            )
-        if self.lora_rank < 0 or self.lora_alpha < 0 or not 0.0 <= self.lora_dropout < 1.0:
-            raise ConfigError(
-                "policy needs lora_rank >= 0, lora_alpha >= 0 and 0 <= lora_dropout < 1, got "
-                f"{self.lora_rank}, {self.lora_alpha} and {self.lora_dropout}"
-            )
         if self.decoding == "autoregressive" and self.attention == "bidirectional":
             raise ConfigError(
                 "policy.attention=bidirectional does not go with "
-                "decoding=autoregressive: leave it at auto"
+                "policy.decoding=autoregressive: leave it at auto"
             )
         if self.save_trained_only and not self.checkpoint:
             raise ConfigError(
-                "policy.save_trained_only needs policy.checkpoint: the frozen weights "
+                "policy.save_trained_only=true needs policy.checkpoint: the frozen weights "
                 "are read from there"
             )
 

@@ -64,6 +64,7 @@ from policies.trunk.features import coarse, mean_word
 from policies.trunk.llama import native_bfloat16
 from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
 from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 _OWN = "vla_rl_policy"  # the key of a config.json that holds this platform's options
@@ -81,7 +82,7 @@ class _Prefix:
     padded: bool
 
 
-class OpenVLABase(nn.Module):
+class OpenVLABase(nn.Module, Policy):
     """What both kinds of head share. ``statistics`` is one entry of upstream's ``norm_stats``:
     "action" and "proprio"."""
 
@@ -536,7 +537,7 @@ class OpenVLABase(nn.Module):
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.interfaces.FeaturePolicy`: each camera's projected patches on a coarse grid,
+        """See `vla_rl.interfaces.Policy`: each camera's projected patches on a coarse grid,
         proprio (scaled as the statistics say, where they are of this robot), and the mean embedding
         of the prompt's tokens."""
         with self._autocast():
@@ -546,7 +547,7 @@ class OpenVLABase(nn.Module):
 
     @torch.no_grad()
     def blind_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.optional.BlindFeatures`."""
+        """See `vla_rl.interfaces.Policy`."""
         # (blank: for sizes)
         ids, lengths = self.tokenizer.batch([text or "?" for text in observation.instruction])
         said = torch.arange(ids.shape[1]) < lengths[:, None]
@@ -580,7 +581,7 @@ class OpenVLABase(nn.Module):
         return [*towers, *self.language_model.model.layers, *head]
 
     def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
-        """See `vla_rl.interfaces.ShardablePolicy`: nothing here depends on the rows of other
+        """See `vla_rl.interfaces.Policy`: nothing here depends on the rows of other
         ranks."""
 
     @property
@@ -684,7 +685,7 @@ class OpenVLABase(nn.Module):
         return {name: value for name, value in state.items() if name not in frozen}
 
     def base_folder(self) -> Path | None:
-        """See `vla_rl.interfaces.BasedPolicy`."""
+        """See `vla_rl.interfaces.Policy`."""
         return Path(self.config.checkpoint) if self.config.save_trained_only else None
 
     def load_state_dict(
@@ -782,7 +783,7 @@ class OpenVLA(OpenVLABase):
         )
 
     def value(self, observation: Observation) -> Tensor | None:
-        """See `vla_rl.interfaces.ValuePolicy`: one forward, and of autoregressive decoding no
+        """See `vla_rl.interfaces.Policy`: one forward, and of autoregressive decoding no
         token."""
         if not self.config.value_head:
             return None

@@ -26,6 +26,7 @@ from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, param
 from policies.trunk.modules import Modules
 from policies.trunk.vision import FeatureNorm, VisionTower, conditioned, merge_tokens
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.interfaces import Policy
 from vla_rl.types import EmbodimentSpec, Observation
 
 IMAGE_TOKENS = "image_tokens"  # in a decision's replay
@@ -33,7 +34,7 @@ IMAGE_TOKENS = "image_tokens"  # in a decision's replay
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class VisionLanguageTrunk(nn.Module):
+class VisionLanguageTrunk(nn.Module, Policy):
     """Everything of a policy up to its head: inputs, prefix, Llama, value head, statistics,
     checkpoints.
 
@@ -230,14 +231,14 @@ class VisionLanguageTrunk(nn.Module):
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.interfaces.FeaturePolicy`: all image tokens (half precision, flat),
+        """See `vla_rl.interfaces.Policy`: all image tokens (half precision, flat),
         standardised proprio, and the mean embedding of the instruction's words."""
         visual = self.image_tokens(observation).flatten(1).half()
         return {"visual": visual, **self.blind_features(observation)}
 
     @torch.no_grad()
     def blind_features(self, observation: Observation) -> dict[str, Tensor]:
-        """See `vla_rl.optional.BlindFeatures`."""
+        """See `vla_rl.interfaces.Policy`."""
         ids, rows = self._text_ids(observation.instruction)
         self._require_proprio(observation)
         said = (ids != PAD_ID).float()[..., None]
@@ -258,7 +259,7 @@ class VisionLanguageTrunk(nn.Module):
         ]
 
     def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
-        """See `vla_rl.interfaces.ShardablePolicy`: image tokens are standardised over the rows
+        """See `vla_rl.interfaces.Policy`: image tokens are standardised over the rows
         of all ranks."""
         self.rank, self.ranks = index, size
         for norm in self.feature_norms:
@@ -280,7 +281,7 @@ class VisionLanguageTrunk(nn.Module):
             part.requires_grad_(False)
 
     def hold_features(self) -> None:
-        """See `vla_rl.optional.HeldFeatures`: vision, projector and the words' embedding stay as
+        """See `vla_rl.interfaces.Policy`: vision, projector and the words' embedding stay as
         they are."""
         self._freeze_vision()
         self.trunk.llama.embed_tokens.requires_grad_(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from vla_rl.bounds import Bounded, bound
 from vla_rl.errors import ConfigError
 
 
@@ -29,7 +30,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class ConsoleConfig:
+class ConsoleConfig(Bounded, place="console"):
     """``host`` and ``port`` (0: any free one) are where it listens; ``names`` by which other names
     or addresses a browser may call it. Beyond this machine it speaks TLS alone, with the PEM files
     ``tls_certificate`` and ``tls_key``.
@@ -47,26 +48,26 @@ class ConsoleConfig:
     # address that it listens on
     host: str = "127.0.0.1"
     # port that it listens on; 0: any free one
-    port: int = 8765
+    port: int = bound(8765, ge=0, le=65535)
     # other names or addresses by which a browser may call it
     names: tuple[str, ...] = ()
     # PEM file; needed beyond this machine
     tls_certificate: str = ""
     # PEM file of its key
     tls_key: str = ""
-    state_hz: float = 25.0
+    state_hz: float = bound(25.0, ge=1, le=60)
     # seconds after which an input is void
-    input_expiry_s: float = 0.15
+    input_expiry_s: float = bound(0.15, ge=0.05, le=0.5)
     # seconds after which what a control asked for is void
-    event_age_s: float = 0.5
+    event_age_s: float = bound(0.5, ge=0.2, le=5)
     # seconds of a page's silence after which its operator loses control
-    silence_s: float = 0.5
+    silence_s: float = bound(0.5, ge=0.2, le=5)
     # seconds after which a page that hears nothing locks its controls
-    link_silence_s: float = 0.35
-    stale_image_s: float = 0.3
-    quality: int = 80
+    link_silence_s: float = bound(0.35, ge=0.1, le=5)
+    stale_image_s: float = bound(0.3, ge=0.05, le=5)
+    quality: int = bound(80, ge=10, le=100)
     # pages that may watch at a time
-    max_viewers: int = 12
+    max_viewers: int = bound(12, ge=1, le=64)
     # disk whose room is shown; empty: none
     folder: str = ""
     # room from where it is a warning, GB
@@ -74,21 +75,7 @@ class ConsoleConfig:
     end_on_label: bool = True
 
     def __post_init__(self) -> None:
-        bounds = {
-            "port": (0, 65535),
-            "state_hz": (1, 60),
-            "input_expiry_s": (0.05, 0.5),
-            "silence_s": (0.2, 5.0),
-            "link_silence_s": (0.1, 5.0),
-            "stale_image_s": (0.05, 5.0),
-            "event_age_s": (0.2, 5.0),
-            "quality": (10, 100),
-            "max_viewers": (1, 64),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"console.{name} is {value}, and {low} to {high} are allowed")
+        super().__post_init__()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ConfigError(
                 "console.tls_certificate and console.tls_key go together: give both "

@@ -7,14 +7,14 @@ repository's MuJoCo scenes provide one too, which is named in a config and never
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from real.limits import Box, Limits
 from real.robots.protocol import Capabilities, Reference
-from vla_rl.errors import ConfigError
+from vla_rl.bounds import Bounded, several
 from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 
@@ -89,8 +89,14 @@ class Coach(Protocol):
         ...
 
 
+_TASKS = {
+    "raise": {"instruction": "raise the point", "horizon": 60},
+    "lower": {"instruction": "lower the point", "horizon": 60},
+}
+
+
 @dataclass
-class PointConfig:
+class PointConfig(Bounded, place="robot.options"):
     """``gain`` above 0: an impedance with the critically damped rate 2 gain (1/s); 0: it follows
     its target with ``lag_s``.
 
@@ -108,17 +114,9 @@ class PointConfig:
     joints: bool = False
     goal: float = 0.45
     floor: float = 0.25
-    tasks: list[str] = field(default_factory=lambda: ["raise"])
-
-    def __post_init__(self) -> None:
-        if not self.tasks or not set(self.tasks) <= set(_TASKS):
-            raise ConfigError(f"tasks={self.tasks}: the point robot knows {', '.join(_TASKS)}")
+    tasks: list[str] = several(["raise"], choices=tuple(_TASKS), least=1)
 
 
-_TASKS = {
-    "raise": {"instruction": "raise the point", "horizon": 60},
-    "lower": {"instruction": "lower the point", "horizon": 60},
-}
 _ENDS = np.array([[-0.5, -0.5, 0.0], [0.5, 0.5, 0.6]])
 _START = np.array([0.0, 0.0, 0.3])
 _SUBSTEP = 0.002

@@ -60,6 +60,9 @@ class Chunks:
             return f"its actions have {len(rows[0])} numbers, the robot's have {self.width}"
         if not all(math.isfinite(x) for row in rows for x in row):
             return "it holds numbers that are not finite"
+        lasts = message.lasts if isinstance(message, Chunk) else ()
+        if lasts and (len(lasts) != len(rows) or any(not 0 < share <= 1 for (share, *_) in lasts)):
+            return f"its {len(rows)} actions do not last 0 to 1 control steps each: {lasts}"
         if (age := now - message.obs_stamp) > self.observation_age:
             return f"its observation is {age:.3f} s old, {self.observation_age:g} are allowed"
         if age < -0.05:
@@ -76,12 +79,15 @@ class Chunks:
         )
         per_row = self.hz / message.hz if isinstance(message, Chunk) else float(self.ticks)
         dues = [first + round(i * per_row) for i in range(len(rows) + 1)]
+        if isinstance(message, Chunk) and message.lasts:
+            ticks = [max(1, round(share * per_row)) for (share, *_) in message.lasts]
+            dues = [first + sum(ticks[:i]) for i in range(len(rows) + 1)]
         fresh = []
         for i, action in enumerate(rows):
             if dues[i] <= tick:
                 continue  # late: skipped, never hurried
             index = i if chunk else message.index  # type: ignore[union-attr]
-            dies = message.expiry + i * per_row / self.hz
+            dies = message.expiry + (dues[i] - first) / self.hz
             place = (
                 dues[i],
                 dues[i + 1],

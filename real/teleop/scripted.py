@@ -18,7 +18,7 @@ import numpy as np
 from real.messages import State
 from real.modes import Mode
 from real.teleop.protocol import STILL, Sample
-from vla_rl.errors import ConfigError
+from vla_rl.bounds import Bounded, bound
 
 LAG_S = 2.0  # how much of the expert's past is kept
 
@@ -154,7 +154,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class OperatorConfig:
+class OperatorConfig(Bounded, place="operator"):
     """``reaction_s`` plus a log-normal of median ``reaction_median_s`` and log-deviation
     ``reaction_sigma`` passes between wanting and acting; with probability ``distracted`` the median
     is ``distracted_median_s``. After ``tired_after_s`` delays are ``tired`` times as long. The hand
@@ -167,24 +167,15 @@ class OperatorConfig:
     reaction_s: float = 0.2
     reaction_median_s: float = 0.5
     reaction_sigma: float = 0.4
-    distracted: float = 0.05
+    distracted: float = bound(0.05, ge=0, le=1)
     distracted_median_s: float = 2.0
     tired_after_s: float = 3600.0
     tired: float = 1.5
-    lag_s: float = 0.15
-    noise: float = 0.15
-    dead_zone: float = 0.1
+    lag_s: float = bound(0.15, ge=0, le=LAG_S)
+    noise: float = bound(0.15, ge=0, le=1)
+    dead_zone: float = bound(0.1, ge=0, le=1)
     late_s: tuple[float, float] = (0.3, 1.0)
-    wrong_label: float = 0.03
-
-    def __post_init__(self) -> None:
-        for name in ("distracted", "noise", "dead_zone", "wrong_label"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"operator.{name} is {getattr(self, name)}, and 0 to 1 are allowed"
-                )
-        if not 0 <= self.lag_s <= LAG_S:
-            raise ConfigError(f"operator.lag_s is {self.lag_s}, and 0 to {LAG_S:g} s are allowed")
+    wrong_label: float = bound(0.03, ge=0, le=1)
 
 
 class Doing(Enum):

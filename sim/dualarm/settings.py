@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sim.dualarm.tasks import TASKS
 from sim.vulkan import ensure_driver, require_sapien
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
 
 CAMERAS = ("head", "left_wrist", "right_wrist")
@@ -15,7 +16,7 @@ OBSERVE = ("pictures", "state")
 
 
 @dataclass
-class DualArmConfig:
+class DualArmConfig(Bounded, place="env"):
     """Which tasks, how the arms are controlled, what is seen.
 
     ``control``: "joint_delta", how far each joint's target moves in a control step (rad), or
@@ -26,41 +27,24 @@ class DualArmConfig:
     """
 
     # ids of the tasks that may be asked for
-    tasks: list[str] = field(default_factory=lambda: list(TASKS))
-    control: str = "joint_delta"
-    observe: str = "pictures"
+    tasks: list[str] = several(list(TASKS), choices=tuple(TASKS), least=1, once=True)
+    control: str = bound("joint_delta", choices=CONTROLS)
+    observe: str = bound("pictures", choices=OBSERVE)
     # names of the cameras to render
-    cameras: list[str] = field(default_factory=lambda: ["head"])
+    cameras: list[str] = several(["head"], choices=CAMERAS, once=True)
     # height of a picture, pixels
-    camera_size: int = 96
+    camera_size: int = bound(96, ge=16, le=2048)
     # its width, pixels; 0: as its height
-    camera_width: int = 128
-    look: str = "fast"
-    horizon: int = 0
+    camera_width: int = bound(128, ge=16, le=2048, also=[0], hint="0: as high")
+    look: str = bound("fast", choices=LOOKS)
+    horizon: int = bound(0, ge=0, hint="0: each task's own")
 
     def __post_init__(self) -> None:
-        for key, allowed in (("control", CONTROLS), ("observe", OBSERVE), ("look", LOOKS)):
-            _check(key, getattr(self, key), allowed)
-        for key, known in (("tasks", tuple(TASKS)), ("cameras", CAMERAS)):
-            names = getattr(self, key)
-            for name in names:
-                _check(key, name, known)
-            if len(set(names)) < len(names):
-                raise ConfigError(f"env.{key}={names}: name each once")
-        if not self.tasks or (self.observe == "pictures" and not self.cameras):
+        super().__post_init__()
+        if self.observe == "pictures" and not self.cameras:
             raise ConfigError(
-                "env needs at least one task, and a camera (or env.observe=state), got "
-                f"{self.tasks} and {self.cameras}"
+                "env.cameras=[] shows nothing: name a camera, or set env.observe=state"
             )
-        if not 16 <= self.camera_size <= 2048 or not (
-            self.camera_width == 0 or 16 <= self.camera_width <= 2048
-        ):
-            raise ConfigError(
-                f"env.camera_size={self.camera_size} and env.camera_width={self.camera_width}: use "
-                "16 to 2048 pixels (width 0: as high)"
-            )
-        if self.horizon < 0:
-            raise ConfigError(f"env.horizon={self.horizon} must be 0 (each task's own) or more")
 
     @property
     def pictured(self) -> tuple[str, ...]:
@@ -82,8 +66,3 @@ class DualArmConfig:
             else "each task's own time limit"
         )
         return f"{seen if self.pictured else 'state, no pictures'}, {self.control} control, {limit}"
-
-
-def _check(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")

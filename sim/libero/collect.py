@@ -1,29 +1,21 @@
 """Scripted demonstrations on LIBERO: noise goes into what is executed, the label stays clean (DART,
 Laskey et al. 2017).
 
-``python -m sim.libero.collect --suite libero_object`` measures how often the experts succeed, and
-prints a table; with ``--perturb layout:3`` on perturbed scenes, which shows whether they can still
-be solved.
+`vla-rl bench experts` measures how often they succeed.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sim.libero.demonstrator import make_demonstrator
-from sim.libero.perturb import PerturbedLibero
-from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
-from sim.libero.tasks import SUITES
-from sim.recording import expert_figures, record_demonstration
-from sim.slots import running
-from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import EpisodeSpec, SlotObservation
+from sim.recording import record_demonstration
+from vla_rl.errors import ConfigError
+from vla_rl.specs import EpisodeSpec
 
 
 def collect_episode(
@@ -67,107 +59,3 @@ def collect_episode(
     return record_demonstration(
         episode, observation, act, disturb, functools.partial(simulator.step, slot)
     )
-
-
-class Blind(PerturbedLibero):
-    """Steps without drawing: for measuring experts, which look at no picture."""
-
-    def observe(self, slot: int) -> SlotObservation:
-        """No images and no privileged state."""
-        s = running(self._slots, slot, over=True)
-        return SlotObservation({}, s.scene.proprio(s.seen), self.instruction_of(s.episode))
-
-
-def measure_expert(
-    simulator: LiberoSimulator,
-    task_id: str,
-    episodes: int,
-    noise: float,
-    *,
-    speed: float = 1.0,
-    split: str = "train",
-    perturbation: str = "",
-) -> tuple[int, float, int]:
-    """(successes, mean and largest control steps of a success) over initial states 0, 1, 2 … of
-    ``split``."""
-    specs = [
-        EpisodeSpec(task_id, i, split=split, seed=i, perturbation=perturbation)
-        for i in range(episodes)
-    ]
-    runs = [collect_episode(simulator, spec, noise_std=noise, speed=speed) for spec in specs]
-    return expert_figures(runs)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a Markdown table of the experts' successes per task and noise."""
-    parser = argparse.ArgumentParser(prog="python -m sim.libero.collect", description=main.__doc__)
-    parser.add_argument("--suite", default="libero_object", choices=SUITES)
-    parser.add_argument(
-        "--tasks",
-        nargs="*",
-        default=[],
-        metavar="TASK",
-        help="numbers or names; none: the whole suite",
-    )
-    parser.add_argument("--episodes", type=int, default=20)
-    parser.add_argument("--noise", nargs="+", type=float, default=[0.0])
-    parser.add_argument("--speed", type=float, default=1.0, help="share of the expert's own speed")
-    parser.add_argument(
-        "--horizon",
-        type=int,
-        default=0,
-        help="control steps an episode may last; 0: the suite's own",
-    )
-    parser.add_argument(
-        "--split",
-        default="train",
-        choices=["train", "held_out"],
-        help="sampled or official initial states",
-    )
-    parser.add_argument("--controller", default="fast", choices=["exact", "fast"])
-    parser.add_argument(
-        "--perturb",
-        default="",
-        metavar="NAME:LEVEL",
-        help="for instance layout:3; see docs/how_to/robustness.md",
-    )
-    options = parser.parse_args(arguments)
-    config = LiberoConfig(
-        suite=options.suite,
-        tasks=options.tasks,
-        look="light",
-        controller=options.controller,
-        cameras=["agentview"],
-        camera_size=16,
-        built_scenes=1,
-        horizon=options.horizon,
-    )
-    simulator = Blind(config)
-    print(
-        "| task | instruction | noise | success | mean control steps | longest "
-        "|\n|---|---|---|---|---|---|"
-    )
-    for task in simulator.tasks:
-        for noise in options.noise:
-            start = f"| {task.task_id} | {task.instructions[0]} | {noise:g} |"
-            try:
-                successes, mean, longest = measure_expert(
-                    simulator,
-                    task.task_id,
-                    options.episodes,
-                    noise,
-                    speed=options.speed,
-                    split=options.split,
-                    perturbation=options.perturb,
-                )
-            except UserError as error:
-                print(f"{start} none: {str(error).split('. ')[0]} | | |", flush=True)
-                break
-            print(
-                f"{start} {successes} of {options.episodes} | {mean:.1f} | {longest} |", flush=True
-            )
-    simulator.close()
-
-
-if __name__ == "__main__":
-    main()

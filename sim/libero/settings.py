@@ -9,20 +9,14 @@ from sim.gl import ensure_backend
 from sim.libero import package, pro
 from sim.libero.tasks import HORIZONS
 from vla_rl import splits
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, require_packages
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
-_CHOICES = {
-    "look": ("exact", "light"),
-    "controller": ("exact", "fast"),
-    "control_mode": ("relative", "absolute"),
-    "init_states": ("split", "official", "sampled"),
-    "fixtures": ("per_state", "loop", "numbered"),
-}
 
 
 @dataclass
-class LiberoConfig:
+class LiberoConfig(Bounded, place="env"):
     """One LIBERO suite: which tasks, what the cameras show, how the arm is controlled, where
     episodes start.
 
@@ -44,63 +38,48 @@ class LiberoConfig:
     reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept.
     """
 
-    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90
+    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90 | libero_pro_...
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     # robosuite's names of the cameras to render
-    cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    cameras: list[str] = several(
+        ["agentview", "robot0_eye_in_hand"], choices=CAMERAS, least=1, once=True
+    )
     # pixels per side
-    camera_size: int = 128
+    camera_size: int = bound(128, ge=16, le=2048)
     # turn images by 180 degrees, as policies of LIBERO expect
     rotate_images: bool = True
-    # exact | light
-    look: str = "exact"
-    # exact | fast
-    controller: str = "exact"
-    # relative | absolute: motions, or poses of the hand
-    control_mode: str = "relative"
-    horizon: int = 0
+    # the benchmark's own pixels, or a cheaper picture
+    look: str = bound("exact", choices=("exact", "light"))
+    # the benchmark's own physics, or that up to rounding
+    controller: str = bound("exact", choices=("exact", "fast"))
+    # motions, or poses of the hand
+    control_mode: str = bound("relative", choices=("relative", "absolute"))
+    horizon: int = bound(0, ge=0)
     # control steps without a motion before an episode starts
-    settle_steps: int = 10
-    # split | official | sampled: where episodes start
-    init_states: str = "split"
-    arm_noise: float = 0.02
-    scene_seed: int = 0
-    # per_state | loop | numbered: one placement of fixtures for all official states, or one each
-    fixtures: str = "per_state"
-    opening_draws: int = 2
+    settle_steps: int = bound(10, ge=0)
+    # where episodes start
+    init_states: str = bound("split", choices=("split", "official", "sampled"))
+    arm_noise: float = bound(0.02, ge=0, le=0.5, hint="rad")
+    scene_seed: int = bound(0, ge=0)
+    # one placement of fixtures for all official states, or one each
+    fixtures: str = bound("per_state", choices=("per_state", "loop", "numbered"))
+    opening_draws: int = bound(2, ge=1)
     assets: str = ""
     files: str = ""
-    built_scenes: int = 16
+    built_scenes: int = bound(16, ge=1)
 
     def __post_init__(self) -> None:
-        if not self.files:
-            _check_choice("suite", self.suite, tuple(HORIZONS))
-        elif self.suite not in HORIZONS and not self.horizon:
+        super().__post_init__()
+        if not self.files and self.suite not in HORIZONS:
             raise ConfigError(
-                f"env.suite={self.suite} of env.files={self.files} has no time limit of its own: set "
-                "env.horizon, in control steps"
+                f"env.suite={self.suite!r}: it must be one of {', '.join(HORIZONS)}, unless "
+                "env.files names a folder that has it"
             )
-        for key, choices in _CHOICES.items():
-            _check_choice(key, getattr(self, key), choices)
-        for camera in self.cameras:
-            _check_choice("cameras", camera, CAMERAS)
-        if not self.cameras or len(set(self.cameras)) < len(self.cameras):
+        if self.suite not in HORIZONS and not self.horizon:
             raise ConfigError(
-                f"env.cameras={self.cameras}: name at least one camera, and each once"
-            )
-        if not 16 <= self.camera_size <= 2048:
-            raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
-        if min(self.horizon, self.settle_steps, self.scene_seed) < 0 or self.built_scenes < 1:
-            raise ConfigError(
-                "env needs horizon >= 0, settle_steps >= 0, scene_seed >= 0 and built_scenes >= 1, "
-                f"got {self.horizon}, {self.settle_steps}, {self.scene_seed} and "
-                f"{self.built_scenes}"
-            )
-        if not 0.0 <= self.arm_noise <= 0.5 or self.opening_draws < 1:
-            raise ConfigError(
-                "env needs arm_noise between 0 and 0.5 (rad) and opening_draws >= 1, got "
-                f"{self.arm_noise} and {self.opening_draws}"
+                f"env.suite={self.suite} of env.files={self.files} has no time limit of its own: "
+                "set env.horizon, in control steps"
             )
         self.tasks = [str(task) for task in self.tasks]
 
@@ -152,8 +131,3 @@ class LiberoConfig:
             f"({self.control_mode}), at most {limit} control steps{official} after "
             f"{self.settle_steps} settling ones, {self.opening_draws} draws of openings{fixtures}"
         )
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")

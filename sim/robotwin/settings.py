@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sim.robotwin import branches, primitive_arm
 from sim.robotwin.seeds import SEED_LISTS
 from sim.robotwin.tasks import LIMITS, RLINF, TASKS
 from sim.vulkan import ensure_driver
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
 
 SETTINGS = ("demo_clean", "demo_randomized")
@@ -21,7 +22,7 @@ SHOWN = ("split", "seen", "unseen")  # textures, and phrases
 
 
 @dataclass
-class RoboTwinConfig:
+class RoboTwinConfig(Bounded, place="env"):
     """A checkout of RoboTwin 2.0, and how it is used.
 
     ``root``: the checkout, whose branch is found out (`branches.detect`). ``assets``: the folder
@@ -50,30 +51,31 @@ class RoboTwinConfig:
     root: str = ""
     assets: str = ""
     # names of the checkout's tasks that may be asked for
-    tasks: list[str] = field(default_factory=lambda: ["stack_blocks_two"])
+    tasks: list[str] = several(["stack_blocks_two"], choices=tuple(TASKS), least=1, once=True)
     # the checkout's file of scene settings, such as demo_clean, demo_randomized
-    setting: str = "demo_clean"
+    setting: str = bound("demo_clean", choices=SETTINGS)
     # an arm of the checkout, or primitive: boxes that need no download
     embodiment: str = "piper"
     # metres between two arms; 0: a robot with two
-    distance: float = 0.6
+    distance: float = bound(0.6, ge=0)
     # names of the cameras to render
-    cameras: list[str] = field(default_factory=lambda: ["head_camera"])
+    cameras: list[str] = several(["head_camera"], choices=CAMERAS, least=1, once=True)
     # the checkout's camera model, which sets the size of a picture
     camera_type: str = "D435"
-    look: str = "fast"
-    # official | simplevla | rlinf: whose step limits hold
-    limit: str = "official"
+    look: str = bound("fast", choices=LOOKS)
+    # whose step limits hold
+    limit: str = bound("official", choices=LIMITS)
     # control steps that end an episode; 0: as limit says
-    horizon: int = 0
+    horizon: int = bound(0, ge=0)
     seeds: str = ""
-    seed_list: str = "official"  # official | simplevla: which seeds are trained on, which held out
-    # split | seen | unseen: those of walls and tables, where the setting changes them
-    textures: str = "split"
-    instructions: str = "split"  # split | seen | unseen phrases
-    state: str = "commanded"
-    control: str = "qpos"
-    path: str = ""
+    # which seeds are trained on, which held out
+    seed_list: str = bound("official", choices=tuple(SEED_LISTS))
+    # those of walls and tables, where the setting changes them
+    textures: str = bound("split", choices=SHOWN)
+    instructions: str = bound("split", choices=SHOWN)  # phrases of instructions
+    state: str = bound("commanded", choices=STATES)
+    control: str = bound("qpos", choices=CONTROLS)
+    path: str = bound("", choices=PATHS)
 
     @property
     def chunk_is_path(self) -> bool:
@@ -81,25 +83,7 @@ class RoboTwinConfig:
         return self.control == "qpos" and self.path != "action"
 
     def __post_init__(self) -> None:
-        choices = {
-            "setting": SETTINGS,
-            "look": LOOKS,
-            "limit": LIMITS,
-            "state": STATES,
-            "control": CONTROLS,
-            "path": PATHS,
-            "seed_list": tuple(SEED_LISTS),
-            "textures": SHOWN,
-            "instructions": SHOWN,
-        }
-        for key, allowed in choices.items():
-            _check(key, getattr(self, key), allowed)
-        for key, allowed in (("tasks", TASKS), ("cameras", CAMERAS)):
-            names = getattr(self, key)
-            for name in names:
-                _check(key, name, allowed)
-            if not names or len(set(names)) < len(names):
-                raise ConfigError(f"env.{key}={names}: name at least one, and each once")
+        super().__post_init__()
         unknown = [task for task in self.tasks if task not in RLINF]
         if self.limit == "rlinf" and unknown and not self.horizon:
             raise ConfigError(
@@ -110,10 +94,6 @@ class RoboTwinConfig:
             raise ConfigError(
                 "env.distance=0.0 is for a robot with two arms; primitive is one arm: "
                 "set it to 0.56, say"
-            )
-        if self.horizon < 0 or self.distance < 0:
-            raise ConfigError(
-                f"env.horizon={self.horizon} and env.distance={self.distance} must be 0 or more"
             )
 
     def unseen_textures(self, split: str) -> bool:
@@ -149,8 +129,3 @@ class RoboTwinConfig:
         scene = f"branch {branch.name}, {self.setting}, {self.embodiment} at {self.distance:g} m"
         held_out = f"held out with {shown} textures and {told} instructions"
         return f"{scene}, {self.look} look, {limit}, {seeds}, {held_out}, {moved}"
-
-
-def _check(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")

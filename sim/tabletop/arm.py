@@ -20,7 +20,8 @@ from sim.tabletop.controller import GRIPPER_SPEED, KP, _torques, actuate
 from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopConfig, TabletopSimulator
 from sim.tabletop.tasks import LIFT_HEIGHT
-from vla_rl.errors import ConfigError
+from vla_rl import splits
+from vla_rl.bounds import Bounded, bound
 from vla_rl.specs import EpisodeSpec
 
 BRAKE = 40.0  # 1/s: the rate at which its brake takes speed away
@@ -28,7 +29,7 @@ SUBSTEP = 0.002
 
 
 @dataclass
-class ArmConfig:
+class ArmConfig(Bounded, place="robot.options"):
     """As `TabletopConfig`: the first of ``tasks`` is what a session begins with. ``split`` is that
     of its initial states and instructions."""
 
@@ -37,11 +38,7 @@ class ArmConfig:
     cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
     camera_size: int = 84
     look: str = "light"
-    split: str = "train"
-
-    def __post_init__(self) -> None:
-        if self.split not in ("train", "held_out"):
-            raise ConfigError(f"split={self.split!r} is unknown: use train or held_out")
+    split: str = bound("train", choices=splits.SPLITS)
 
 
 class TabletopArm:

@@ -13,7 +13,7 @@ import atexit
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from sim.slots import checked_actions, instruction, lasting, running, task_named
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
-from vla_rl.errors import ConfigError, require_packages
+from vla_rl.bounds import Bounded, bound, several
+from vla_rl.errors import require_packages
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _CACHED_STATES = 4096
 
 
 @dataclass
-class TabletopConfig:
+class TabletopConfig(Bounded, place="env"):
     """The embedded suite: which tasks, how the arm is controlled, what the cameras show.
 
     ``horizon`` 0 keeps each task's own; ``action_noise`` is the std (share of the range) of noise
@@ -46,44 +47,23 @@ class TabletopConfig:
     """
 
     # ids of the tasks that may be asked for
-    tasks: list[str] = field(default_factory=lambda: ["lift_cube"])
-    # osc_position | osc_pose: motions of the hand without or with its rotation
-    controller: str = "osc_position"
+    tasks: list[str] = several(["lift_cube"], choices=tuple(TASKS), least=1, once=True)
+    # motions of the hand without or with its rotation
+    controller: str = bound("osc_position", choices=_CONTROLLERS)
     # robosuite's names of the cameras to render
-    cameras: list[str] = field(default_factory=lambda: ["agentview", "robot0_eye_in_hand"])
+    cameras: list[str] = several(
+        ["agentview", "robot0_eye_in_hand"], choices=CAMERAS, least=1, once=True
+    )
     # pixels per side
-    camera_size: int = 84
-    # light | full: a cheap picture, or robosuite's own
-    look: str = "light"
+    camera_size: int = bound(84, ge=16, le=2048)
+    # a cheap picture, or robosuite's own
+    look: str = bound("light", choices=_LOOKS)
     # control steps that end an episode; 0: each task's own
-    horizon: int = 0
+    horizon: int = bound(0, ge=0)
     # std of noise on every executed action, as a share of the range
-    action_noise: float = 0.0
+    action_noise: float = bound(0.0, ge=0)
     # successful control steps in a row that make a success
-    success_hold: int = 1
-
-    def __post_init__(self) -> None:
-        _check_choice("controller", self.controller, _CONTROLLERS)
-        _check_choice("look", self.look, _LOOKS)
-        for task in self.tasks:
-            _check_choice("tasks", task, tuple(TASKS))
-        for camera in self.cameras:
-            _check_choice("cameras", camera, CAMERAS)
-        for key in ("tasks", "cameras"):
-            names = getattr(self, key)
-            if len(set(names)) < len(names):
-                raise ConfigError(f"env.{key}={names}: name each once")
-        if not self.tasks or not self.cameras:
-            raise ConfigError(
-                f"env needs at least one task and one camera, got {self.tasks} and {self.cameras}"
-            )
-        if not 16 <= self.camera_size <= 2048:
-            raise ConfigError(f"env.camera_size={self.camera_size}: use 16 to 2048 pixels")
-        if self.horizon < 0 or self.action_noise < 0 or self.success_hold < 1:
-            raise ConfigError(
-                "env needs horizon >= 0, action_noise >= 0 and success_hold >= 1, got "
-                f"{self.horizon}, {self.action_noise} and {self.success_hold}"
-            )
+    success_hold: int = bound(1, ge=1)
 
     def check_machine(self) -> None:
         """Raise `MissingPackage` or `MissingDependency` where this env cannot run here; imports
@@ -99,11 +79,6 @@ class TabletopConfig:
             else "each task's own time limit"
         )
         return f"{self.look} look at {self.camera_size} px, {self.controller} control, {limit}"
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"env.{key}={value!r} is unknown: use one of {', '.join(choices)}.")
 
 
 class TabletopSimulator:

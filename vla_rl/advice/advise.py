@@ -27,7 +27,7 @@ from vla_rl.advice.start_checks import (
     overall,
 )
 from vla_rl.asked import AlgorithmFigures, EnvOptions, asked
-from vla_rl.checks.preflight import is_sparse
+from vla_rl.checks.rewards import is_sparse
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
 from vla_rl.errors import UserError

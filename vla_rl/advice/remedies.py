@@ -13,7 +13,7 @@ from typing import Any
 from vla_rl import build
 from vla_rl.algorithms.validation import verdict
 from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
-from vla_rl.checks.preflight import reads_rewards
+from vla_rl.checks.rewards import reads_rewards
 from vla_rl.config import RunConfig
 from vla_rl.learning.guard import NO_SUCCESS, STILL
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics

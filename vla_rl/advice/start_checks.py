@@ -24,7 +24,7 @@ from vla_rl.advice.remedies import (
 )
 from vla_rl.algorithms.validation import BLIND, DEAF, FLAT, WEAK
 from vla_rl.asked import EnvOptions, PolicyOptions, asked
-from vla_rl.checks.preflight import check_run
+from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.errors import ConfigError

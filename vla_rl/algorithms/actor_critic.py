@@ -26,8 +26,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy, SteeredActor
-from vla_rl.optional import ChoosingActor, PractisingActor
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 ADAM_BETAS = (0.9, 0.999)
@@ -50,6 +49,7 @@ class ActorCritic(ABC):
                 "(ActorPolicy): put one on top of it with actor=residual, actor=direct or "
                 "actor=steered, use policy=small, or algorithm=ppo"
             )
+        self.config, self.policy = config, (policy := ActorPolicy.of(policy))
         kind, other = ("gaussian", "sac") if policy.stochastic else ("deterministic", "td3")
         if self.actor_distribution not in ("", kind):
             raise ConfigError(
@@ -57,7 +57,6 @@ class ActorCritic(ABC):
                 f"{kind}: set actor.distribution={self.actor_distribution}, or use "
                 f"algorithm={other}"
             )
-        self.config, self.policy = config, policy
         self.device = next(policy.actor.parameters()).device
         self.head = critics.value_head(config.critics)
         self._eyes = Eyes(policy)
@@ -111,9 +110,7 @@ class ActorCritic(ABC):
         if self.config.conservatism == "cal_ql":
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
         if self._chooses is not None:
-            changes = cast(ChoosingActor, self.policy).gripper_changes(
-                trajectory.actions, trajectory.valid
-            )
+            changes = self.policy.gripper_changes(trajectory.actions, trajectory.valid)
             frames[choices.CHANGES] = rewards_to_go(
                 chunk_rewards(changes, self.config.gamma), steps, self.config.gamma
             )
@@ -367,8 +364,7 @@ class ClimbingActor(ActorCritic):
             loss = loss + held * drift
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
-        if isinstance(self.policy, PractisingActor):
-            self.policy.practised()
+        self.policy.practised()
         figures |= {
             "policy_loss": float(loss.detach()),
             "latent_size": float(latent.detach().abs().mean()),
@@ -451,7 +447,7 @@ class SAC(ClimbingActor):
         super().__init__(config, policy)
         if (
             self.needs_latents
-            and isinstance(policy, SteeredActor)
+            and "steering" in self.policy.can
             and (config.demonstration_share or config.offline_share)
         ):
             raise ConfigError(

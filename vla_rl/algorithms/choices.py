@@ -8,17 +8,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from vla_rl.interfaces import Policy
-from vla_rl.optional import ChoosingActor
+from vla_rl.interfaces import ActorPolicy
 from vla_rl.types import Transitions
 
 # the frame that holds the discounted changes of an episode from there on
 CHANGES = "gripper_changes"
 
 
-def network(policy: Policy) -> nn.Module | None:
+def network(policy: ActorPolicy) -> nn.Module | None:
     """What values the choices of a policy that decides its gripper apart; None for others."""
-    return policy.choices if isinstance(policy, ChoosingActor) else None
+    return policy.choices if "gripper" in policy.can else None
 
 
 def choice_target(

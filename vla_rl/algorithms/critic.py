@@ -25,11 +25,10 @@ from vla_rl.algorithms.optim import (
 from vla_rl.config.algorithms import CriticConfig, PPOConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Critic
-from vla_rl.optional import ChoosyCritic, ObservingCritic
 from vla_rl.types import Observation
 
 
-class PrivilegedCritic(nn.Module):
+class PrivilegedCritic(nn.Module, Critic):
     """MLP from ``Observation.privileged`` [b s] to a value [b]; inputs are normalised by a running
     mean and variance.
 
@@ -113,7 +112,7 @@ class CriticTrainer:
     """
 
     def __init__(self, critic: Critic, config: PPOConfig) -> None:
-        self.critic, self.minibatch_size = critic, config.critic_minibatch_size
+        self.critic, self.minibatch_size = Critic.of(critic), config.critic_minibatch_size
         self.epochs = config.epochs if config.critic_epochs is None else config.critic_epochs
         self.value_clip, self.huber_delta = config.value_clip, config.value_huber_delta
         self.optimizer = make_adamw(
@@ -122,7 +121,7 @@ class CriticTrainer:
         self.guard = GuardedStep(config.max_bad_updates, config.grad_clip)
 
     def _view(self, observation: Observation) -> Observation:
-        blind = isinstance(self.critic, ChoosyCritic) and not self.critic.reads_images
+        blind = not self.critic.reads_images
         return replace(observation, images={}) if blind else observation
 
     def _device(self) -> torch.device:
@@ -130,8 +129,7 @@ class CriticTrainer:
 
     def observe(self, observation: Observation) -> None:
         """Let the critic update its input statistics, if it keeps any."""
-        if isinstance(self.critic, ObservingCritic):
-            self.critic.observe(self._view(observation))
+        self.critic.observe(self._view(observation))
 
     @torch.no_grad()
     def values(self, observation: Observation, slice_size: int = 256) -> Tensor:

@@ -20,15 +20,14 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Draw, Policy
-from vla_rl.optional import WeightedActor
+from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
 from vla_rl.types import Trajectory
 
 ADAM_BETAS = (0.9, 0.999)
 
 
 class Dagger:
-    """A `Replayed` algorithm for a `WeightedActor`: its loss on decisions of people, each
+    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss: that on decisions of people, each
     counting alike."""
 
     reads_rewards = False
@@ -36,8 +35,7 @@ class Dagger:
 
     def __init__(self, config: DaggerConfig, policy: Any) -> None:
         """Raises ConfigError for a policy that cannot imitate what was executed."""
-        able = isinstance(policy, WeightedActor)  # (what else it has, `Policy` does not know)
-        if not able:
+        if not isinstance(policy, ActorPolicy) or "weighted" not in ActorPolicy.of(policy).can:
             raise ConfigError(
                 f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: "
                 "set actor=direct, actor=residual or actor=own (the policy itself), or use "

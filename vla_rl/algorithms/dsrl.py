@@ -20,22 +20,22 @@ from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.replay_algorithms import DSRLConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import Policy, SteeredActor
+from vla_rl.interfaces import ActorPolicy, Policy
 from vla_rl.types import Observation, Transitions
 
 
 class DSRL(SAC):
-    """A `Replayed` algorithm for a `SteeredActor`. Besides what SAC owns: the critics of noises
+    """A `Replayed` algorithm for an `ActorPolicy` that steers. Besides what SAC owns: the critics of noises
     and their optimiser."""
 
     config: DSRLConfig
-    policy: SteeredActor
+    policy: ActorPolicy
     name = "dsrl"
     needs_latents = False
 
     def __init__(self, config: DSRLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that chooses no noise."""
-        if not isinstance(policy, SteeredActor):
+        if not isinstance(policy, ActorPolicy) or "steering" not in ActorPolicy.of(policy).can:
             raise ConfigError(
                 f"algorithm dsrl steers a policy by its noise, and {type(policy).__name__} chooses "
                 "none: set actor=steered on a flow or diffusion policy"

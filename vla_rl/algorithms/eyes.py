@@ -1,4 +1,4 @@
-"""Pictures for actors whose encoder reads them (`SeeingActor`), shifted at random while they learn.
+"""Pictures for actors whose encoder reads them (`ActorPolicy.reads_pictures`), shifted at random while they learn.
 
 DrQ (Kostrikov et al. 2020, arXiv 2004.13649) and DrQ-v2 (Yarats et al. 2021, arXiv 2107.09645):
 edges are repeated and a window is cut out at random, anew for s and for s', one draw of each per
@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 
 from vla_rl.algorithms.augmentation import augment
 from vla_rl.config.imitation import AugmentConfig
-from vla_rl.interfaces import Policy
-from vla_rl.optional import PictureDecoder, SeeingActor
+from vla_rl.interfaces import ActorPolicy
 from vla_rl.types import Observation
 
 
@@ -22,11 +21,9 @@ class Eyes:
     """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that
     is pictures, for its encoder or for a frozen policy beneath that decodes them anew."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._actor = policy if isinstance(policy, SeeingActor) and policy.reads_pictures else None
-        self.open = self._actor is not None or (
-            isinstance(policy, PictureDecoder) and policy.decodes_pictures
-        )
+    def __init__(self, policy: ActorPolicy) -> None:
+        self._actor = policy if policy.reads_pictures else None
+        self.open = self._actor is not None or policy.decodes_pictures
 
     def seen(
         self, frames: Mapping[str, Tensor], observation: Observation, generator: Generator

@@ -3,7 +3,7 @@ drop the rest.
 
 The simplest baseline for RL fine-tuning (rejection fine-tuning; BAIL, Chen et al. 2020, keeps the
 best actions by a learned bound instead of by success). It needs no likelihoods, so any
-`ImitationPolicy` will do. The update is that of `vla_rl.algorithms.imitation` at a constant
+policy with an imitation loss will do. The update is that of `vla_rl.algorithms.imitation` at a constant
 learning rate; the optimiser lives on from batch to batch.
 """
 
@@ -19,8 +19,7 @@ from torch import Tensor
 from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
 from vla_rl.config.imitation import FilteredBCConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, ImitationPolicy, Policy
-from vla_rl.optional import PreparedPolicy
+from vla_rl.interfaces import AlgorithmContext, Policy
 from vla_rl.types import RolloutBatch
 
 
@@ -46,14 +45,12 @@ class FilteredBC:
         policy: Policy,
     ):
         """Raises ConfigError where the policy has no ``imitation_loss``."""
-        if not isinstance(policy, ImitationPolicy):
+        if "imitation" not in Policy.of(policy).can:
             raise ConfigError(
-                "filtered BC needs a policy with imitation_loss (ImitationPolicy); "
-                f"{type(policy).__name__} has none"
+                f"filtered BC needs a policy with imitation_loss; {type(policy).__name__} has none"
             )
         self.config, self.iteration = config, 0
-        if isinstance(policy, PreparedPolicy):  # which may freeze parts
-            policy.prepare_for_rl()
+        policy.prepare_for_rl()  # which may freeze parts
         settings = ImitationConfig(
             batch_size=config.minibatch_size,
             learning_rate=config.learning_rate,

@@ -22,8 +22,7 @@ from vla_rl.algorithms.augmentation import augment, mirrored, require_mirror
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ImitationPolicy, Policy
-from vla_rl.optional import SelfImitatingPolicy
+from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation
 
@@ -71,10 +70,9 @@ class Imitation:
     ):
         """Raises ConfigError where the policy cannot imitate, has nothing to train, or is to
         mirror what has no mirror."""
-        if not isinstance(policy, ImitationPolicy):
+        if "imitation" not in Policy.of(policy).can:
             raise ConfigError(
-                "SFT needs a policy with imitation_loss (ImitationPolicy); "
-                f"{type(policy).__name__} has none"
+                f"SFT needs a policy with imitation_loss; {type(policy).__name__} has none"
             )
         if config.augment.mirror:
             require_mirror(policy.embodiment)
@@ -101,11 +99,7 @@ class Imitation:
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
         observation, actions, valid, *rest = self.sampler.next_batch()
-        own = (
-            rest[0]
-            if rest and isinstance(self.policy, SelfImitatingPolicy) and self.policy.imitates_itself
-            else None
-        )
+        own = rest[0] if rest and self.policy.imitates_itself else None
         observation = observation.without_privileged()
         if config.augment.mirror:
             turned = torch.rand(len(observation), generator=self.generator) < config.augment.mirror

@@ -20,8 +20,7 @@ from vla_rl.algorithms.actor_critic import ADAM_BETAS, SAC, ActorCritic
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.replay_algorithms import IQLConfig, IQLThenSACConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import CandidateActor, Draw, Policy, SteeredActor
-from vla_rl.optional import PractisingActor, WeightedActor
+from vla_rl.interfaces import ActorPolicy, Draw, Policy
 from vla_rl.types import Transitions
 
 
@@ -37,7 +36,7 @@ def advantage_weights(advantages: Tensor, beta: float, limit: float) -> Tensor:
 
 
 class IQL(ActorCritic):
-    """A `Replayed` algorithm for a `WeightedActor`. Besides what `ActorCritic` owns: V and its
+    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss. Besides what `ActorCritic` owns: V and its
     optimiser.
 
     Q's target copies judge what was done, both for V and for the weights.
@@ -48,16 +47,14 @@ class IQL(ActorCritic):
 
     def __init__(self, config: IQLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that cannot imitate decisions by weight."""
-        if not isinstance(policy, WeightedActor) or isinstance(
-            policy, SteeredActor | CandidateActor
-        ):
+        able = ActorPolicy.of(policy).can if isinstance(policy, ActorPolicy) else frozenset[str]()
+        if "weighted" not in able or able & {"steering", "candidates"}:
             raise ConfigError(
                 "algorithm iql imitates what was done by its advantage, which "
                 f"{type(policy).__name__} cannot: set actor=own (the policy itself), actor=direct "
                 "or actor=residual, or use policy=small"
             )
         super().__init__(config, policy)
-        self._imitator: WeightedActor = policy
         c = config.critics
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + 1)
@@ -111,13 +108,10 @@ class IQL(ActorCritic):
         """One step of the actor towards what was done, each decision by its weight."""
         c = self.config
         weights = advantage_weights(self._advantages, c.beta, c.weight_limit)
-        loss, figures = self._imitator.weighted_loss(
-            batch, encoded, frames, weights, self.generator
-        )
+        loss, figures = self.policy.weighted_loss(batch, encoded, frames, weights, self.generator)
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
-        if isinstance(self.policy, PractisingActor):
-            self.policy.practised()
+        self.policy.practised()
         own = {
             "policy_loss": float(loss.detach()),
             "weight_mean": float(weights.mean()),

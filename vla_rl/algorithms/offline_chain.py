@@ -36,7 +36,7 @@ from vla_rl.config.offline import OfflineConfig
 from vla_rl.config.replay_algorithms import IQLConfig
 from vla_rl.data.replay import DEMONSTRATIONS, SOLVED, Replay
 from vla_rl.errors import ConfigError
-from vla_rl.optional import ChainPolicy
+from vla_rl.interfaces import Policy
 from vla_rl.types import EpisodeSpec, Observation, PolicyOutput, RolloutBatch, Transitions
 
 ADVANTAGE = "vla_rl.algorithms.estimators:Given"
@@ -91,15 +91,14 @@ def accepts(before: float, after: float, min_gain: float) -> bool:
 
 class OfflineChain:
     """``actor`` offers the frames of ``policy``, which it is made of
-    (`vla_rl.optional.WeightedActor`, actor ``own``)."""
+    (an `ActorPolicy` that is the actor ``own``)."""
 
     def __init__(
         self, config: OfflineConfig, online: PPOConfig, policy: Any, actor: Any, seed: int
     ) -> None:
         """Raises ConfigError for a policy without a denoising chain or with frozen steps to imitate
         with, or an algorithm other than PPO."""
-        denoises = isinstance(policy, ChainPolicy)
-        if not denoises:
+        if "chain" not in Policy.of(policy).can:
             raise ConfigError(
                 f"phase offline trains the steps of a denoising chain, and {type(policy).__name__} "
                 "has none that it could repeat on stored frames: start from a flow or diffusion "

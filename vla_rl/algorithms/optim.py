@@ -168,7 +168,7 @@ class GuardedStep:
             raise NoGradient(
                 f"the loss gave none of the {len(trained)} parameters of this optimiser a "
                 "gradient. Either what the policy returns is detached from its weights, or it is "
-                "a dataclass that is no registered pytree (`vla_rl.interfaces.ShardablePolicy`), "
+                "a dataclass that is no registered pytree (`vla_rl.interfaces.Policy.blocks`), "
                 "or the policy was sharded after the algorithm was built: shard it first"
             )
         spread = torch.nn.utils.get_total_norm([p.grad for p in params])

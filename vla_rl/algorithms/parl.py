@@ -18,26 +18,26 @@ from torch import Tensor
 from vla_rl.algorithms.actor_critic import ActorCritic
 from vla_rl.config.replay_algorithms import PARLConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import CandidateActor, Policy
+from vla_rl.interfaces import ActorPolicy, Policy
 from vla_rl.types import Transitions
 
 
 class PARL(ActorCritic):
-    """A `Replayed` algorithm for a `CandidateActor`, whose judge it becomes."""
+    """A `Replayed` algorithm for an `ActorPolicy` with candidates, whose judge it becomes."""
 
     config: PARLConfig
-    policy: CandidateActor
+    policy: ActorPolicy
     name = "parl"
 
     def __init__(self, config: PARLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that does not choose among proposals."""
-        if not isinstance(policy, CandidateActor):
+        if not isinstance(policy, ActorPolicy) or "candidates" not in ActorPolicy.of(policy).can:
             raise ConfigError(
                 f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} "
                 "offers no proposals: set actor=improved"
             )
         super().__init__(config, policy)
-        policy.judge = self.judge
+        self.policy.judge = self.judge
 
     def judge(self, encoded: Tensor, actions: Tensor) -> Tensor:
         """Mean values [b n] of ``actions`` [b n d]."""

@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +44,9 @@ from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weight
 from vla_rl.build import attribute
 from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Critic, LikelihoodPolicy, Policy
-from vla_rl.optional import PreparedPolicy, ValueHeadPolicy
+from vla_rl.interfaces import AlgorithmContext, Critic, Policy
 from vla_rl.ranks import Ranks
-from vla_rl.types import Observation, RolloutBatch
+from vla_rl.types import RolloutBatch
 
 
 @dataclass
@@ -55,8 +54,7 @@ class _Prepared:
     """What the epochs need of a batch of n decisions, computed once and kept on the policy's
     device."""
 
-    observations: Observation  # where the rollout left it; minibatches of it are moved
-    replay: dict[str, Tensor]
+    batch: RolloutBatch  # where the rollout left it; minibatches of it are moved
     all: Rows
     tokens: Tensor  # int64 [n], log-prob entries that count in each decision
     taking_part: Tensor  # indices of the decisions that do, on the CPU
@@ -65,7 +63,7 @@ class _Prepared:
 
 
 class PPO:
-    """Improves ``policy`` (a `LikelihoodPolicy`) from rollouts. See `PPOConfig`.
+    """Improves ``policy`` (a `Policy`) from rollouts. See `PPOConfig`.
 
     ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value
     head (`PolicyEvaluation.value`). A policy with a head may name the head's own parameters by a
@@ -84,7 +82,7 @@ class PPO:
         config: PPOConfig,
         policy: Policy,
         critic: Critic | None = None,
-        reference_policy: LikelihoodPolicy | None = None,
+        reference_policy: Policy | None = None,
         ranks: Ranks | None = None,
         demonstrations: Callable[[Policy], Any] = lambda _: None,
     ):
@@ -101,14 +99,9 @@ class PPO:
         self.estimator: Estimator = attribute(entry.target)(config)
         self._needs_value = entry.needs_value
         self._surrogate = Surrogate(config, policy.log_prob_axes)
-        if isinstance(policy, PreparedPolicy):  # which may freeze parts
-            policy.prepare_for_rl()
+        policy.prepare_for_rl()  # which may freeze parts
         trained = [p for p in policy.parameters() if p.requires_grad]
-        head = (
-            {id(p) for p in policy.value_parameters()}
-            if isinstance(policy, ValueHeadPolicy)
-            else set()
-        )
+        head = {id(p) for p in policy.value_parameters()}
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:
             raise ConfigError(
                 f"algorithm.critic_warmup_iterations={config.critic_warmup_iterations} needs a "
@@ -144,6 +137,13 @@ class PPO:
         return cls(
             config, policy, context.make_critic(), reference, demonstrations=context.demonstrations
         )
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether each rank needs images and replay of its own part of a batch alone
+        (`RolloutBatch.held`): a memory of successes and a critic that sees read all of them."""
+        trainer = self._critic_trainer
+        return self.memory is None and (trainer is None or not trainer.critic.reads_images)
 
     # ----------------------------------------------------------------------------------- one update
     def update(
@@ -269,8 +269,7 @@ class PPO:
             for r in torch.arange(batch.num_decisions).split(batch.lengths.tolist())
         ]
         return _Prepared(
-            observations=batch.observations.without_privileged(),
-            replay=batch.replay,
+            batch=batch,
             all=Rows(
                 learn=learn.to(device),
                 old_log_prob=old_log_prob,
@@ -354,15 +353,15 @@ class PPO:
         totals = Totals(
             count, tokens.sum().clamp(min=1), (tokens * data.all.imitate[at]).sum().clamp(min=1)
         )
-        share, real = self.ranks.share(count)
-        rows, advantages, real = rows[share], advantages[share.to(device)], real.to(device)
+        share, rows, real = self._reader.own(data.batch, rows)
+        advantages, real = advantages[share.to(device)], real.to(device)
         size = config.micro_batch_size or len(rows)
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         kept: dict[str, list[Tensor]] = defaultdict(list)
         for part, part_advantages, counts in zip(
             rows.split(size), advantages.split(size), real.split(size), strict=True
         ):
-            out = self._reader.ask(self.policy, data.observations, data.replay, part)
+            out = self._reader.ask(self.policy, data.batch, part)
             own = data.all.share(part.to(device), part_advantages, counts, norm)
             found = self._surrogate.losses(out, own, totals, value_only=value_only)
             found.loss.backward()
@@ -414,17 +413,16 @@ class PPO:
             self.memory.load_state_dict(state["memory"])
 
 
-def _checked(policy: Policy, config: PPOConfig) -> LikelihoodPolicy:
+def _checked(policy: Policy, config: PPOConfig) -> Policy:
     """Raise `ConfigError` where the policy lacks what the ratio needs."""
-    missing = [
-        name for name in ("evaluate", "parameters", "log_prob_axes") if not hasattr(policy, name)
-    ]
+    likely = Policy.of(policy)
+    missing = [] if "likelihood" in likely.can else ["evaluate"]
+    missing += [] if likely.log_prob_axes else ["log_prob_axes"]
     if missing:
         raise ConfigError(
-            "PPO needs a policy with a tractable log-prob (LikelihoodPolicy); "
+            "PPO needs a policy with a tractable log-prob; "
             f"{type(policy).__name__} lacks {', '.join(missing)}"
         )
-    likely = cast(LikelihoodPolicy, policy)
     needed = losses.KEPT_AXIS.get(config.ratio_level)
     if needed is not None and needed not in likely.log_prob_axes:
         raise ConfigError(

@@ -4,7 +4,6 @@ values, in slices."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from vla_rl.algorithms.critic import CriticTrainer
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import LikelihoodPolicy, ValuePolicy
+from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, PolicyEvaluation, RolloutBatch
 
@@ -23,7 +22,7 @@ class Reader:
     def __init__(
         self,
         config: PPOConfig,
-        policy: LikelihoodPolicy,
+        policy: Policy,
         critic: CriticTrainer | None,
         needs_value: bool,
         ranks: Ranks,
@@ -40,49 +39,61 @@ class Reader:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
-    def ask(
-        self,
-        policy: LikelihoodPolicy,
-        observations: Observation,
-        replay: Mapping[str, Tensor],
-        at: Tensor | slice,
-    ) -> PolicyEvaluation:
-        """What ``policy`` says of the decisions ``at`` (of which a slice copies no images)."""
+    def ask(self, policy: Policy, batch: RolloutBatch, at: Tensor | slice) -> PolicyEvaluation:
+        """What ``policy`` says of the decisions ``at``, which are here (of which a slice copies no
+        images)."""
+        observations, replay = batch.observations, batch.replay
+        if batch.held is not None:
+            observations, replay = batch.held.observations, batch.held.replay
+            at = batch.held.at[at]
         with self._autocast():
             return policy.evaluate(
-                observations[at].to(self.device),
+                observations[at].without_privileged().to(self.device),
                 {name: x[at].to(self.device) for name, x in replay.items()},
             )
+
+    def own(self, batch: RolloutBatch, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """This rank's share of the decisions ``rows``: their places among ``rows``, the decisions,
+        which are here, and bool, False where one only fills up."""
+        if batch.held is None:
+            at, real = self.ranks.share(len(rows))
+            return at, rows[at], real
+        at, real = self.ranks.share_of(batch.held.owner[rows])
+        mine = rows[at]
+        if not bool(real.any()):  # (it runs as many forwards as the others)
+            mine = torch.full_like(at, int((batch.held.owner == self.ranks.index).nonzero()[0, 0]))
+        return at.clamp(min=0), mine, real
 
     def _slice_size(self) -> int:
         unit = self.config.minibatch_size if self.config.minibatch_unit == "decision" else 256
         return self.config.micro_batch_size or unit
 
     @torch.no_grad()
-    def evaluate(
-        self, policy: LikelihoodPolicy, batch: RolloutBatch
-    ) -> tuple[Tensor, Tensor | None]:
+    def evaluate(self, policy: Policy, batch: RolloutBatch) -> tuple[Tensor, Tensor | None]:
         """Log-probs [n *k] and head values [n] (or None) of all decisions under the present
         weights."""
         recompute = policy is not self.policy or self.config.recompute_old_log_prob
         acted = batch.behavior_log_prob.to(self.device).float()
         if not recompute and (not self.needs_value or self.critic is not None):
             return acted, None
-        observations, log_probs, values = batch.observations.without_privileged(), [], []
-        n, share = batch.num_decisions, self.ranks.share(batch.num_decisions)[0]
+        log_probs, values, n = [], [], batch.num_decisions
+        _, share, real = self.own(batch, torch.arange(n))
         for rows in share.split(self._slice_size()):
             run = slice(int(rows[0]), int(rows[-1]) + 1)
-            out = self.ask(
-                policy,
-                observations,
-                batch.replay,
-                run if run.stop - run.start == len(rows) else rows,
-            )
+            whole = batch.held is None and run.stop - run.start == len(rows)
+            out = self.ask(policy, batch, run if whole else rows)
             log_probs.append(out.log_prob.float())
             if out.value is not None:
                 values.append(out.value)
-        log_prob = self.ranks.gather(torch.cat(log_probs), n) if recompute else acted
-        return log_prob, self.ranks.gather(torch.cat(values).float(), n) if values else None
+
+        def of_all(parts: list[Tensor]) -> Tensor:
+            x = torch.cat(parts).float()
+            if batch.held is None:
+                return self.ranks.gather(x, n)
+            return self.ranks.scatter(x[real.to(x.device)], share[real], n)
+
+        log_prob = of_all(log_probs) if recompute else acted
+        return log_prob, of_all(values) if values else None
 
     @torch.no_grad()
     def values(self, batch: RolloutBatch, head_values: Tensor | None) -> Tensor | None:
@@ -106,6 +117,15 @@ class Reader:
         if not self.config.bootstrap_truncated:
             return out
         rows = torch.nonzero(batch.truncated).flatten()
+        held = batch.held if self.critic is None else None
+        if held is not None and len(rows):
+            at, real = self.ranks.share_of(held.owner_of[rows])
+            there = held.final_at[rows[at]] if bool(real.any()) else torch.zeros_like(at)
+            found = [
+                self._head_value(held.final_observations[part].to(self.device)).float().cpu()
+                for part in there.split(self._slice_size())
+            ]
+            return self.ranks.scatter(torch.cat(found)[real], rows[at[real]], len(out))
         for part in rows.split(self._slice_size()) if len(rows) else ():
             seen = batch.final_observations[part]
             if self.critic is not None:
@@ -118,7 +138,7 @@ class Reader:
 
     def _head_value(self, seen: Observation) -> Tensor:
         with self._autocast():
-            value = self.policy.value(seen) if isinstance(self.policy, ValuePolicy) else None
+            value = self.policy.value(seen)
         if value is None:
             raise ConfigError(
                 f"{type(self.policy).__name__}.evaluate returns a value, and it has no "

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.interfaces import ImitationPolicy
-from vla_rl.optional import ImageSpread, TrainingMode
+from vla_rl.interfaces import Policy
 from vla_rl.types import Observation
 
 # of the loss that is lost with the images of other rows: below these SFT warns
@@ -36,7 +35,7 @@ _SEE = (
 @contextlib.contextmanager
 def evaluating(policy: Any) -> Iterator[None]:
     """Within the block the policy is in evaluation mode, without gradients."""
-    trained = policy if isinstance(policy, TrainingMode) and policy.training else None
+    trained = policy if Policy.of(policy).training else None
     if trained is not None:
         trained.eval()
     try:
@@ -56,7 +55,7 @@ def derangement(n: int, generator: torch.Generator) -> Tensor:
 
 
 def input_use(
-    policy: ImitationPolicy,
+    policy: Policy,
     observation: Observation,
     actions: Tensor,
     valid: Tensor,
@@ -102,14 +101,12 @@ def input_use(
             figures["proprio_use"] = (
                 loss(dataclasses.replace(seen, proprio=seen.proprio[other])) - true
             )
-        if isinstance(policy, ImageSpread):
-            figures["image_spread"] = policy.image_token_spread(seen[:slice_size])
+        if (spread := policy.image_token_spread(seen[:slice_size])) is not None:
+            figures["image_spread"] = spread
     return figures
 
 
-def first_loss(
-    policy: ImitationPolicy, observation: Observation, actions: Tensor, valid: Tensor
-) -> float:
+def first_loss(policy: Policy, observation: Observation, actions: Tensor, valid: Tensor) -> float:
     """The imitation loss of the first decisions of episodes [n], where the arm has not yet gone
     anywhere."""
     with evaluating(policy):

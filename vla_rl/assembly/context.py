@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from vla_rl import build
 from vla_rl.asked import PolicyOptions, asked
-from vla_rl.assembly.env_and_policy import acting_policy, open_env, select_tasks
+from vla_rl.assembly.env_and_policy import acting_policy, open_env, open_policy, select_tasks
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
@@ -30,6 +30,7 @@ from vla_rl.files import read_json
 from vla_rl.interfaces import Collector, Env
 from vla_rl.monitoring.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.monitoring.progress import Progress
+from vla_rl.paths import is_address
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.types import TaskSpec
@@ -91,9 +92,12 @@ class Run:
         """Whether there are demonstrations: given ones, or those of phase collect."""
         return bool(self.config.dataset) or (self.dir / "dataset").is_dir()
 
-    def acting(self, checkpoint: Path) -> Any:
-        """The policy of a checkpoint, on the run's device."""
-        return acting_policy(self.config, checkpoint, self.env.embodiment).to(self.device)
+    def acting(self, checkpoint: Path | str) -> Any:
+        """The policy of a checkpoint, on the run's device; or that of who serves one."""
+        embodiment = self.env.embodiment
+        if is_address(checkpoint):
+            return open_policy(self.config, checkpoint, embodiment)
+        return acting_policy(self.config, Path(checkpoint), embodiment).to(self.device)
 
     def engine(self, policy: Any) -> RolloutEngine:
         return RolloutEngine(self.env, policy, self.config.rollout)
@@ -205,11 +209,35 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     )
 
 
-def evaluate_held_out(run: Run, policy: Any, label: str, **changes: Any) -> EvaluationResult:
+@contextlib.contextmanager
+def evaluating(run: Run, policy: Any) -> Iterator[Collector | None]:
+    """Where the held-out episodes of a phase run: in the rollout actors of a cluster that starts
+    here, or in this process (None). Actors can stand in for the policy that they act with in RL
+    alone, so not for the start of a run whose actor goes on top of it."""
+    config, cluster = run.config, run.config.cluster
+    acts = config.actor_type == "none" or policy.beneath() is not None
+    if config.cluster_type != "ray" or cluster.evaluate != "rollouts" or not acts:
+        yield None
+        return
+    with contextlib.closing(run.collector(policy)) as collector:
+        collector.publish(0)
+        yield collector
+
+
+def evaluate_held_out(
+    run: Run, policy: Any, label: str, collector: Collector | None = None, **changes: Any
+) -> EvaluationResult:
+    """``collector`` as of `evaluate`."""
     settings = dataclasses.replace(run.config.evaluate, **changes)
     with run.progress.task(
         f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task
     ) as bar:
-        result = evaluate(run.engine(policy), run.eval_tasks, settings, progress=bar.update)
+        result = evaluate(
+            run.engine(policy),
+            run.eval_tasks,
+            settings,
+            progress=bar.update,
+            collector=collector,
+        )
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result

@@ -11,18 +11,20 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.augmentation import require_mirror
-from vla_rl.asked import AlgorithmOptions, ChecksCameras, PolicyOptions, PublishedStart, asked
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked, methods
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
+from vla_rl.config.serving import RemoteConfig
 from vla_rl.data.lerobot_reader import check_dataset
 from vla_rl.data.recorded import check_recorded
 from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.files import check_checkpoint
+from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
-from vla_rl.optional import PublishablePolicy
+from vla_rl.paths import is_address
+from vla_rl.storage import replacing
 from vla_rl.types import EmbodimentSpec, TaskSpec
 
 
@@ -101,9 +103,10 @@ def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
             f"policy.cameras has {missing[0]!r}, and the env shows only "
             f"{', '.join(known)}: name those"
         )
+    check = methods(policy).check_camera
     for camera in embodiment.cameras:
-        if isinstance(policy, ChecksCameras) and camera.name in (wanted or known):
-            policy.check_camera(camera.name, camera.height, camera.width)
+        if check is not None and camera.name in (wanted or known):
+            check(camera.name, camera.height, camera.width)
 
 
 def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
@@ -114,28 +117,43 @@ def acting_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> 
     )
 
 
-def open_policy(config: RunConfig, path: Path, embodiment: EmbodimentSpec) -> Any:
-    """The policy of a checkpoint of this project, or of a published one that ``config.policy``
-    says how to read."""
-    reads_published = isinstance(config.policy, PublishedStart)
+def open_policy(config: RunConfig, path: Path | str, embodiment: EmbodimentSpec) -> Any:
+    """The policy of a checkpoint of this project, of a published one that ``config.policy``
+    says how to read, or at the address of who serves it."""
+    if is_address(path):
+        options = config.policy if isinstance(config.policy, RemoteConfig) else RemoteConfig()
+        served = dataclasses.replace(options, url=str(path))
+        return build.implementation("policy", "remote")(served, embodiment)
+    path = Path(path)
+    reads_published = asked(config.policy, PolicyOptions).checkpoint is not None
     if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)
     published = dataclasses.replace(config.policy, checkpoint=str(path))
     return build.implementation("policy", config.policy_type).from_published(published, embodiment)
 
 
-def export_policy(checkpoint: Path, folder: Path) -> None:
+def export_policy(checkpoint: Path, folder: Path, form: str = "") -> None:
     """Write a checkpoint's policy in the form that its own project publishes
-    (``save_pretrained``)."""
-    if folder.exists():
-        raise UserError(f"{folder} exists already: give the name of a folder that does not")
+    (``save_pretrained``), or in another project's."""
+    require_new(folder)
     policy = load_policy(checkpoint, build.policy_class)
-    if not isinstance(policy, PublishablePolicy):
+    if form:
+        if form not in policy.forms:
+            has = f"--form {' or '.join(policy.forms)}" if policy.forms else "leave out --form"
+            raise UserError(
+                f"{checkpoint} holds a {policy.policy_type} policy, which {form} has no form for: "
+                f"{has}"
+            )
+        with replacing(folder, keep_last_good=False) as part:
+            policy.save_as(form, part)
+        return
+    if "publishing" not in policy.can:
         raise UserError(
             f"{checkpoint} holds a {policy.policy_type} policy, which has no form but this "
             "project's own: use the checkpoint"
         )
-    policy.save_pretrained(folder)
+    with replacing(folder, keep_last_good=False) as part:
+        policy.save_pretrained(part)
 
 
 def select_tasks(

@@ -96,7 +96,9 @@ def changes(config: RunConfig, folder: Path) -> bool:
     path = folder / "config.yaml"
     if not path.exists():
         return False
-    old, new = configs.to_tree(configs.load(path)), configs.to_tree(config)
+    # (older runs wrote what `as_learned` finds)
+    trees = (configs.to_tree(c) for c in (configs.load(path), config))
+    old, new = map(configs.as_learned, trees)
     longer = new["rl"]["iterations"] > old["rl"]["iterations"]
     may_change = (*MACHINE_KEYS, "name:", *(["rl.iterations:"] if longer else []))
     changed = sorted(line for line in _differences(old, new) if not line.startswith(may_change))

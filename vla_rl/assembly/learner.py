@@ -9,9 +9,9 @@ from vla_rl.assembly.context import Run, imitated, rl_start, start_checkpoint
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.prior_data import given
 from vla_rl.checkpoint import load_weights
-from vla_rl.interfaces import AlgorithmContext
+from vla_rl.config import learned_algorithm
+from vla_rl.interfaces import AlgorithmContext, Policy
 from vla_rl.learning.learners import Learner, learner_for
-from vla_rl.optional import ReferringActor
 
 
 def trained_policy(run: Run) -> Any:
@@ -21,8 +21,7 @@ def trained_policy(run: Run) -> Any:
     policy = run.acting(start)
     if c.actor_type != "none":
         policy = build.implementation("actor", c.actor_type).from_base(c.actor, policy)
-        if isinstance(policy, ReferringActor):
-            policy.refer_to(start)
+        Policy.of(policy).refer_to(start)
     return policy
 
 
@@ -30,7 +29,7 @@ def learner_of(run: Run, policy: Any) -> Learner:
     """The run's algorithm on ``policy``, and what feeds it."""
     c, start = run.config, rl_start(run)
     algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
-        seeded(c.algorithm, c.seed), policy, _offered(run)
+        seeded(learned_algorithm(c), c.seed), policy, _offered(run)
     )
     # what the offline rounds trained beside the policy goes on, and is not made anew
     if start != start_checkpoint(run):

@@ -16,7 +16,7 @@ from vla_rl.data.replay import DEMONSTRATIONS, OFFLINE
 from vla_rl.data.trajectories import each_trajectory
 from vla_rl.files import replay_of
 from vla_rl.learning.learners import Given
-from vla_rl.rewards.handle import is_fitted, is_learned
+from vla_rl.rewards.handle import is_fitted
 from vla_rl.types import Trajectory
 
 _SCORED = 64  # episodes at a time
@@ -43,7 +43,7 @@ def given(run: Run, policy: Any) -> Iterator[Given]:
 def _scored(source: str, reward: Any, episodes: list[Trajectory]) -> Iterator[Given]:
     """With a robot a reward may learn on the way; until then what was labelled counts
     (`vla_rl.robot.labels`)."""
-    if is_learned(reward) and not is_fitted(reward):
+    if reward.learned and not is_fitted(reward):
         yield from ((source, trajectory) for trajectory in episodes)
         return
     for trajectory, amounts in zip(episodes, reward.score(episodes), strict=True):

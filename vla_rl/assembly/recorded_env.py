@@ -11,6 +11,7 @@ from vla_rl.config import RunConfig
 from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.recording import Recording, open_recording
 from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Env
 from vla_rl.specs import EpisodeSpec, SlotEvent
 
 NO_EPISODES = (
@@ -20,7 +21,7 @@ NO_EPISODES = (
 )
 
 
-class RecordedEnv:
+class RecordedEnv(Env):
     """`vla_rl.interfaces.Env` in as far as a recording is one: robot and tasks. To run an
     episode raises ConfigError."""
 

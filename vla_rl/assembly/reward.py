@@ -10,7 +10,6 @@ from vla_rl.assembly.context import REWARD_FOLDER, Run, split_demonstrations
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.data.trajectories import demonstration_trajectories
 from vla_rl.rewards.build import RewardContext, build_reward, load_reward, reads_policy
-from vla_rl.rewards.handle import is_learned, wants_demonstrations
 from vla_rl.types import Trajectory
 
 
@@ -18,7 +17,7 @@ def start_reward(run: Run, policy: Any) -> Any:
     """The configured reward, with the run's demonstrations where it wants some."""
     c = run.config
     reward = build_reward(c.reward_type, seeded(c.reward, c.seed), reward_context(run, policy))
-    if wants_demonstrations(reward):
+    if reward.wants_demonstrations:
         reward.set_demonstrations(reward_demonstrations(run))
     return reward
 
@@ -26,7 +25,7 @@ def start_reward(run: Run, policy: Any) -> Any:
 def trained_reward(run: Run, policy: Any) -> Any:
     """The configured reward as phase reward trained it."""
     reward = start_reward(run, policy)
-    if is_learned(reward) and (run.dir / REWARD_FOLDER).is_dir():
+    if reward.learned and (run.dir / REWARD_FOLDER).is_dir():
         load_reward(run.dir / REWARD_FOLDER, run.config.reward_type, reward)
     return reward
 

@@ -84,6 +84,12 @@ def check_offline_replays(config: RunConfig) -> None:
         )
 
 
+def has_data(config: RunConfig) -> bool:
+    """Whether there will be demonstrations."""
+    collects = "collect" in config.phases and not config.checkpoint
+    return bool(config.dataset) or collects or (config.run_dir / "dataset").is_dir()
+
+
 def is_recording(config: RunConfig) -> bool:
     """Whether the run's env is a recording, in which no episode can be run."""
     return bool(build.env_entry(config.env_type).records)

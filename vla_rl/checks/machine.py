@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import ChecksMachine
+from vla_rl.asked import methods
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, require_packages
 from vla_rl.monitoring.machine import available_cores
@@ -35,11 +35,11 @@ def check_machine(config: RunConfig, parts: Iterable[Any]) -> None:
     """Raise `UserError` where OpenGL is missing, or a package that some phase will import.
     ``parts``: the configs of what the run uses besides its env."""
     require_sinks(config.wandb, config.tensorboard)
-    if isinstance(config.env, ChecksMachine):
+    if methods(config.env).check_machine is not None:
         build.attribute("sim.calls:check_machine")(config.env, config.slots.python)
     for part in parts:
-        if isinstance(part, ChecksMachine):
-            part.check_machine()
+        if (check := methods(part).check_machine) is not None:
+            check()
     if config.dataset and next(Path(config.dataset).rglob("*.hdf5"), None):
         require_packages(
             "h5py", extra="libero", purpose=f"dataset={config.dataset}, which is HDF5,"

@@ -22,6 +22,7 @@ from vla_rl.cluster.workplace import Workplace
 from vla_rl.config import RunConfig
 from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
+from vla_rl.interfaces import Collector
 from vla_rl.learning.spool import learned_weights
 from vla_rl.rollout.engine import pooled_seconds
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
@@ -48,7 +49,7 @@ def ray_collector(run: Run, policy: Any) -> RayCollector:
     return (AheadRayCollector if run.config.cluster.ahead else RayCollector)(run, policy)
 
 
-class RayCollector:
+class RayCollector(Collector):
     """Collects as the rollout engine does: every episode of a plan, in the plan's order.
 
     With one actor and ``rollout.serve_fraction`` 1 the episodes are those of the engine, bit for
@@ -139,7 +140,7 @@ class RayCollector:
         self._resources.close()
 
 
-class AheadRayCollector(RayCollector):
+class AheadRayCollector(RayCollector, Collector):
     """An `AheadCollector`: plans are issued early, and actors go on from one to the next while the
     driver learns.
 
@@ -247,7 +248,11 @@ def job_of(config: RunConfig) -> Job:
     needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"
     place = Workplace.of(config, cluster.rollouts, cluster.threads)
     return Job(
-        place, needs in ("likelihood", "imitation"), cluster.ahead > 0, cluster.start_timeout
+        place,
+        needs in ("likelihood", "imitation"),
+        cluster.ahead > 0,
+        cluster.learners,
+        cluster.start_timeout,
     )
 
 

@@ -8,6 +8,7 @@ that dies or hangs is replaced, its open episodes run again, and nothing is lost
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -21,14 +22,16 @@ from torch import Tensor
 
 from vla_rl import errors
 from vla_rl.cluster.inference import Servers
-from vla_rl.cluster.packing import packed_weights, unpacked
+from vla_rl.cluster.packing import packed_weights
+from vla_rl.cluster.payload import Payload, light_trajectories
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import log_tail
 from vla_rl.cluster.workplace import require_same_code
 from vla_rl.config.cluster import RayConfig
-from vla_rl.data.codec import trajectory_from_state
+from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError, first_line
+from vla_rl.learning.learners import EpisodesLost
 from vla_rl.types import EpisodeSpec, Trajectory
 
 _POLL = 1.0  # seconds that an actor waits for something to tell
@@ -42,7 +45,7 @@ class _Worker:
     number: int
     handle: Any
     waited: Any  # the reference that is waited for: `open`, then one `take` after the other
-    payload: Any = None  # what comes with it
+    payload: Any = None  # references to the objects that come with it
     sent: Any = None  # reference to how the last weights were taken
     failures: int = 0  # in this place since an episode came from it
     ready: bool = False
@@ -63,12 +66,27 @@ class _Worker:
         }
 
 
+@dataclass(frozen=True)
+class _Finished:
+    """An episode that is done: the object that holds it and its place in there; ``light``, all but
+    images and replay, where the driver does not fetch them."""
+
+    spec: EpisodeSpec
+    reference: Any
+    place: int
+    light: Trajectory | None = None
+
+    def payload(self, ray: Any) -> Payload:
+        return Payload(ray, self.spec.rollout_id, self.reference, self.place)
+
+
 @dataclass
 class Tally:
     """Since the last look."""
 
     restarts: int = 0
-    bytes_in: int = 0
+    bytes_in: int = 0  # of episodes, that the driver got
+    bytes_episodes: int = 0  # of episodes that are done
     bytes_out: int = 0
     bytes_published: int = 0  # of weights, once for all actors
     rollout_busy_seconds: float = 0.0  # the actors' mean
@@ -110,8 +128,7 @@ class RolloutGroup:
         # version, reference, checksum, bytes
         self._weights: tuple[int, Any, int, int] | None = None
         self._waiting: deque[EpisodeSpec] = deque()
-        # … → reference to a packed list, place in it
-        self._finished: dict[str, tuple[EpisodeSpec, Any, int]] = {}
+        self._finished: dict[str, _Finished] = {}
         self._known: set[str] = set()  # open or finished
         self._sure: set[str] = set()  # of these, those with the policy's most likely actions
         self._rounds: list[dict[str, float]] = []
@@ -159,22 +176,25 @@ class RolloutGroup:
             self._raise()
             found = [self._finished.pop(name) for name in [*self._finished] if name in wanted]
         started = time.perf_counter()
-        states = {
-            r: _episodes(self._ray, r)
-            for r in dict.fromkeys(reference for _, reference, _ in found)
-        }
+        handed = [self._handed(episode) for episode in found]
         with self._changed:
             self.tally.take_seconds += time.perf_counter() - started
-            lost = [spec for spec, reference, _ in found if states[reference] is None]
-            ended = {spec.rollout_id for spec, _, _ in found} - {spec.rollout_id for spec in lost}
+            lost = [episode.spec for episode, t in zip(found, handed) if t is None]
+            ended = {episode.spec.rollout_id for episode in found} - {s.rollout_id for s in lost}
             self._known, self._sure = self._known - ended, self._sure - ended
             self._waiting.extendleft(reversed(lost))
             self._assign()
-        return [
-            trajectory_from_state(episodes[place])
-            for _, r, place in found
-            if (episodes := states[r]) is not None
-        ]
+        return [trajectory for trajectory in handed if trajectory is not None]
+
+    def _handed(self, episode: _Finished) -> Trajectory | None:
+        """What the driver gets of it; None where it is lost."""
+        where = episode.payload(self._ray)
+        if episode.light is not None:
+            return dataclasses.replace(episode.light, payload=where)
+        try:
+            return where.fetch()
+        except EpisodesLost:
+            return None
 
     def await_done(self, enough: Callable[[Sequence[str]], bool]) -> list[str]:
         """The ids of all that are done and were not handed out, in the order of their ends, once
@@ -187,12 +207,12 @@ class RolloutGroup:
     def finished(self) -> list[dict[str, Any]]:
         """The states of episodes that are done and were not asked for."""
         with self._changed:
-            places = [(reference, place) for _, reference, place in self._finished.values()]
-        lists: dict[Any, list[dict[str, Any]]] = {}
-        for reference, _ in places:
-            if reference not in lists:
-                lists[reference] = _episodes(self._ray, reference) or []
-        return [lists[reference][place] for reference, place in places if lists[reference]]
+            waiting = [*self._finished.values()]
+        found: list[dict[str, Any]] = []
+        for episode in waiting:
+            with contextlib.suppress(EpisodesLost):
+                found.append(trajectory_state(episode.payload(self._ray).fetch()))
+        return found
 
     def counts(self) -> tuple[int, int]:
         """Episodes that are open, and that are done and wait."""
@@ -363,10 +383,16 @@ class RolloutGroup:
         self._send_weights(worker)
 
     def _hear_taken(self, worker: _Worker, taken: Taken) -> None:
-        for place, name in enumerate(taken.rollout_ids):
-            self._finished[name] = (worker.open.pop(name), worker.payload, place)
+        light: list[Any] = [None] * len(taken.rollout_ids)
+        if taken.light is not None:
+            light = light_trajectories(taken.light)
+        places = [(i, place) for i, count in enumerate(taken.counts) for place in range(count)]
+        for name, (i, place), told in zip(taken.rollout_ids, places, light, strict=True):
+            spec = worker.open.pop(name)
+            self._finished[name] = _Finished(spec, worker.payload[i], place, told)
             worker.failures = 0
-        self.tally.bytes_in += taken.bytes
+        self.tally.bytes_episodes += taken.bytes
+        self.tally.bytes_in += taken.bytes if taken.light is None else taken.light.nbytes
         self.tally.rollout_busy_seconds += (taken.running - worker.running) / len(self._workers)
         worker.running = taken.running
         self._rounds += taken.rounds
@@ -390,8 +416,9 @@ class RolloutGroup:
 
     def _ask(self, worker: _Worker) -> None:
         if worker in self._workers:
-            take = worker.handle.take.options(num_returns=2, concurrency_group="results")
-            worker.waited, worker.payload = take.remote(_POLL)
+            count = 1 + max(1, self._job.objects)
+            take = worker.handle.take.options(num_returns=count, concurrency_group="results")
+            worker.waited, *worker.payload = take.remote(_POLL)
 
     def _assign(self) -> None:
         """Give each actor what it has room for; the driver's lock is held. Where they stream, none
@@ -458,13 +485,6 @@ def _overdue(worker: _Worker, config: RayConfig, now: float) -> str:
         if worker.ready
         else (f"was not ready for {limit:g} s (cluster.start_timeout)")
     )
-
-
-def _episodes(ray: Any, reference: Any) -> list[dict[str, Any]] | None:
-    try:
-        return unpacked(ray.get(reference))["episodes"]
-    except ray.exceptions.ObjectLostError:  # its node is gone, and so is what it held
-        return None
 
 
 def _given_up(ray: Any, worker: _Worker, pid: int, why: str) -> UserError:

@@ -26,9 +26,8 @@ from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
 from vla_rl.cluster.seats import Seats
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
-from vla_rl.interfaces import Policy, RememberingPolicy
+from vla_rl.interfaces import Policy
 from vla_rl.learning.spool import take_weights
-from vla_rl.optional import PreparedPolicy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 
@@ -80,12 +79,12 @@ class InferenceActor:
 
     def _opened(self) -> Policy:
         policy = trained_policy(self._job.place.enter(self._job.embodiment))
-        if isinstance(policy, RememberingPolicy):
+        if "memory" in policy.can:
             raise ConfigError(
                 f"cluster.inference: {type(policy).__name__} remembers earlier decisions of an "
                 "episode, which stay where the episode is: use cluster.inference=0"
             )
-        if self._job.prepared and isinstance(policy, PreparedPolicy):
+        if self._job.prepared:
             policy.prepare_for_rl()
         return policy
 
@@ -163,7 +162,7 @@ class InferenceActor:
         ]
 
 
-class RemotePolicy:
+class RemotePolicy(Policy):
     """A `Policy` that asks ``server``, and tells ``acted`` which version has answered, before
     the answer is used."""
 

@@ -16,20 +16,22 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vla_rl.assembly.context import Run
 from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.payload import owners, places, stored
 from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import alive_nodes, log_tail
 from vla_rl.cluster.workplace import Workplace, require_same_code
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.learning.learners import EpisodesLost
 from vla_rl.learning.spool import learned_weights, take_weights
 from vla_rl.monitoring.progress import Progress
-from vla_rl.optional import PreparedPolicy
 from vla_rl.types import Trajectory
 
 _BEAT_S = 2.0
@@ -42,8 +44,7 @@ class GroupLearner:
     def __init__(self, seats: Seats, run: Run, policy: Any) -> None:
         self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
         self.config = run.config.algorithm
-        if isinstance(policy, PreparedPolicy):  # as the ranks' own is, by the algorithm
-            policy.prepare_for_rl()
+        policy.prepare_for_rl()  # as the ranks' own is, by the algorithm
         self._state: dict[str, Any] | None = None  # of the algorithm, at the last checkpoint
         self._actors: list[Any] = []
         self._hello: list[dict[str, Any]] = []
@@ -76,18 +77,24 @@ class GroupLearner:
     ) -> dict[str, float]:
         if not trajectories:
             return {}
-        states = [trajectory_state(trajectory) for trajectory in trajectories]
-        batch = packed({"episodes": states, "rewards": list(rewards), "named": named})
+        episodes = stored(self._ray, self._put, trajectories)
+        states = [trajectory_state(t.light()) for t in episodes]
+        owner = torch.tensor(owners(episodes, len(self._actors)))
+        batch = self._put(packed({"episodes": states, "owner": owner, "named": named}))
         restarts = self.restarts
         while True:
             try:
                 # (an update may take long; inside, ranks wait no more than hang_timeout for each
                 # other, and each has to give signs of life)
-                metrics, weights = self._all("update", self._put(batch), limit=math.inf)[0]
+                answers = self._all("update", batch, places(episodes), limit=math.inf)
                 break
             except _RankLost as lost:
                 self._restart(lost)
         self._failures = 0
+        metrics, weights, gone = answers[0]
+        if gone:
+            raise EpisodesLost([episodes[i].rollout_id for i in gone])
+        metrics["cluster/bytes_rank"] = max(m["cluster/bytes_rank"] for m, *_ in answers)
         take_weights(self._policy, unpacked(weights)["weights"])
         return metrics | {"cluster/learner_restarts": float(self.restarts - restarts)}
 

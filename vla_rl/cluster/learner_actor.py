@@ -3,7 +3,9 @@ share of every minibatch."""
 
 from __future__ import annotations
 
+import dataclasses
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,15 +14,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from vla_rl.asked import AlgorithmClass, asked
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.cluster import workplace
 from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.payload import fetched
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.spool import learned_weights
 from vla_rl.ranks import Ranks, gathered, load_full_state, shard
-from vla_rl.types import TaskSpec
+from vla_rl.types import Held, RolloutBatch, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,52 @@ class LearnerActor:
             )
         self._learner = learner
 
-    def update(self, data: np.ndarray) -> tuple[dict[str, float], np.ndarray | None]:
-        """Learn from a batch that all ranks get; the main one returns the metrics and the
-        weights that training changes."""
-        batch = unpacked(data)
-        trajectories = [trajectory_from_state(state) for state in batch["episodes"]]
-        metrics = self._learner.learn(trajectories, batch["rewards"], batch["named"])
+    def update(
+        self, data: np.ndarray, episodes: Sequence[tuple[Any, int]]
+    ) -> tuple[dict[str, float], np.ndarray | None, list[int]]:
+        """Learn from a batch: ``data`` says of every episode all but images and replay, and which
+        rank's it is; ``episodes`` where they lie (reference, place). A rank fetches its own, or all
+        where the algorithm reads all. The main one returns the metrics and the weights that
+        training changes. The last of what is returned: those that are lost, and nothing was
+        learned."""
+        told = unpacked(data)
+        trajectories = [trajectory_from_state(state) for state in told["episodes"]]
+        owner, alone = told["owner"], self._ranks.size == 1
+        parts = not alone and asked(self._learner.algorithm, AlgorithmClass).takes_parts
+        mine = [i for i, rank in enumerate(owner.tolist()) if not parts or rank == self._job.index]
+        found, lost = self._fetched([episodes[i] for i in mine])
+        gone = torch.zeros(len(trajectories), dtype=torch.int64)
+        gone[[mine[i] for i in lost]] = 1
+        if bool((gone := self._ranks.sum(gone)).any()):
+            return {}, None, gone.nonzero().flatten().tolist()
+        received = sum(entry.nbytes for entry in found)
+        whole = (fetched(found.pop(0)) for _ in mine)
+        if parts:
+            batch = RolloutBatch.from_trajectories(trajectories)
+            held = Held.of(owner, batch.lengths, self._job.index, whole)
+            batch = dataclasses.replace(batch, held=held)
+        else:
+            batch = RolloutBatch.from_trajectories(
+                [t.having(there) for t, there in zip(trajectories, whole, strict=True)]
+            )
+        metrics = self._learner.algorithm.update(batch, told["named"])
+        metrics["cluster/bytes_rank"] = float(data.nbytes + received)
         weights = {name: gathered(x.detach()) for name, x in learned_weights(self._policy).items()}
-        return metrics, packed({"weights": weights}) if self._ranks.is_main else None
+        return metrics, packed({"weights": weights}) if self._ranks.is_main else None, []
+
+    @staticmethod
+    def _fetched(episodes: Sequence[tuple[Any, int]]) -> tuple[list[np.ndarray], list[int]]:
+        """The packed episodes, and which of them are lost."""
+        import ray
+
+        found: list[np.ndarray] = []
+        lost: list[int] = []
+        for i, (reference, place) in enumerate(episodes):
+            try:
+                found.append(ray.get(reference)[place])
+            except ray.exceptions.ObjectLostError:  # its node is gone, and so is what it held
+                lost.append(i)
+        return found, lost
 
     def state(self) -> np.ndarray | None:
         """What the algorithm needs to go on, of the main rank."""

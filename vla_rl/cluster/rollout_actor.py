@@ -24,12 +24,11 @@ from vla_rl import build
 from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import workplace
 from vla_rl.cluster.inference import RemotePolicy
-from vla_rl.cluster.packing import packed, unpacked_weights
-from vla_rl.data.codec import trajectory_state
+from vla_rl.cluster.packing import unpacked_weights
+from vla_rl.cluster.payload import handed_out, light_state, split
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Collector
 from vla_rl.learning.spool import take_weights
-from vla_rl.optional import PreparedPolicy
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -42,6 +41,9 @@ class Job:
     place: workplace.Workplace
     prepared: bool
     streams: bool = False
+    # objects that what is done at one time is spread over (0: its images and replay go to the
+    # driver too)
+    objects: int = 0
     patience: float = 300.0  # seconds that it waits for another server where its own is lost
 
 
@@ -51,11 +53,13 @@ class Taken:
     lists that are done, or of the time since the last call where it streams; ``failure`` (class,
     text, whether the user can mend it) why it gave up."""
 
-    rollout_ids: tuple[str, ...]
+    rollout_ids: tuple[str, ...]  # of the objects that come along, one behind the other
     decisions: int  # policy calls since it started: a sign of life
     rounds: tuple[dict[str, float], ...]
     failure: tuple[str, str, bool] | None
     bytes: int = 0  # of what is handed out
+    counts: tuple[int, ...] = ()  # episodes of each object
+    light: np.ndarray | None = None  # `payload.light_state` of them, for a driver that fetches none
     running: float = 0.0  # seconds in which it had episodes, since it started
 
 
@@ -87,7 +91,7 @@ class RolloutActor:
         run = self._job.place.enter()
         config = run.config
         policy = self._remote.open() if self._remote is not None else trained_policy(run)
-        if self._job.prepared and isinstance(policy, PreparedPolicy):
+        if self._job.prepared:
             policy.prepare_for_rl()
         engine = RolloutEngine(run.env, policy, config.rollout)
         engine.before_decision = self._before_decision
@@ -123,9 +127,9 @@ class RolloutActor:
             self._changed.notify_all()
 
     # -------------------------------------------------------------------------------------- results
-    def take(self, wait: float) -> tuple[Taken, np.ndarray | None]:
-        """What is done since the last call, packed; waits at most ``wait`` seconds for something
-        to tell."""
+    def take(self, wait: float) -> tuple[Any, ...]:
+        """A `Taken`, and what is done since the last call (`payload.handed_out`), in as many
+        objects as ``job.objects`` says; waits at most ``wait`` seconds for something to tell."""
         with self._changed:
             self._changed.wait_for(lambda: self._done or self._rounds or self._failure, wait)
             done, rounds, self._done, self._rounds = self._done, self._rounds, [], []
@@ -141,10 +145,19 @@ class RolloutActor:
                 self._failure,
                 running=running,
             )
-        if not done:
-            return told, None
-        data = packed({"episodes": [trajectory_state(t) for t in done]})
-        return dataclasses.replace(told, bytes=data.nbytes), data
+        count = max(1, self._job.objects)
+        chosen = split([len(t) for t in done], count)
+        parts = [[t for t, at in zip(done, chosen) if at == i] for i in range(count)]
+        objects = [handed_out(part) for part in parts]
+        order = [t for part in parts for t in part]
+        told = dataclasses.replace(
+            told,
+            rollout_ids=tuple(t.rollout_id for t in order),
+            counts=tuple(map(len, parts)),
+            bytes=sum(data.nbytes for held in objects for data in held),
+            light=light_state(order) if self._job.objects and done else None,
+        )
+        return told, *objects
 
     def close(self) -> None:
         self._run.resources.close()

@@ -26,10 +26,10 @@ from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.workplace import require_same_code
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.interfaces import RewardModel
 from vla_rl.learning.figures import mean_figures
-from vla_rl.optional import StatefulReward
+from vla_rl.learning.learners import EpisodesLost
 from vla_rl.rewards.build import reads_policy
-from vla_rl.rewards.handle import is_learned, metrics_of, wants_demonstrations
 from vla_rl.types import Trajectory
 
 
@@ -52,13 +52,19 @@ class RewardActor:
         """Where it runs and with what."""
         return workplace.hello()
 
-    def score(self, data: np.ndarray) -> np.ndarray:
-        """The rewards [t] of a packed episode, and what the model says of them, packed."""
+    def score(self, data: np.ndarray | None, held: tuple[Any, int] | None) -> np.ndarray:
+        """The rewards [t] of a packed episode, or one that lies behind (reference, place), and what
+        the model says of them, packed."""
+        if held is not None:
+            import ray
+
+            data = ray.get(held[0])[held[1]]
+        assert data is not None
         if self._reward is None:
             self._reward = start_reward(self._job.place.enter(self._job.embodiment), None)
         started = time.perf_counter()
         rewards = self._reward.score([trajectory_from_state(unpacked(data))])
-        figures = {k: float(v) for k, v in metrics_of(self._reward).items()}
+        figures = {k: float(v) for k, v in self._reward.metrics().items()}
         return packed(
             {"rewards": rewards[0], "metrics": figures, "seconds": time.perf_counter() - started}
         )
@@ -66,23 +72,24 @@ class RewardActor:
 
 @dataclass
 class _Call:
-    data: np.ndarray
+    given: tuple[np.ndarray | None, tuple[Any, int] | None]
     place: int
     worker: Any  # the handle that was asked
     reference: Any
 
 
-class RemoteReward:
+class RemoteReward(RewardModel):
     """A reward model that asks ``config.reward_workers`` actors, in turns; ``reward`` is the
     driver's own, which stays unused. Raises `ConfigError` for one that changes in the run, or needs
     what only the driver has."""
 
+    reads_frames = False  # its workers fetch them
+
     def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
         config = run.config
-        changes = (
-            is_learned(reward) or isinstance(reward, StatefulReward) or config.rl.fallback != "none"
-        )
-        if changes or wants_demonstrations(reward) or reads_policy(config.reward):
+        reward = RewardModel.of(reward)
+        changes = reward.learned or "state" in reward.can or config.rl.fallback != "none"
+        if changes or reward.wants_demonstrations or reads_policy(config.reward):
             raise ConfigError(
                 f"cluster.reward_workers={config.cluster.reward_workers}: "
                 f"reward.type={config.reward_type} (or rl.fallback) changes in the run, or wants "
@@ -106,15 +113,19 @@ class RemoteReward:
         """Have it scored; `score` asks for what came of it."""
         with self._changed:
             if trajectory.rollout_id not in self._calls:
-                self._calls[trajectory.rollout_id] = self._asked(
-                    packed(trajectory_state(trajectory))
+                there = trajectory.payload
+                given = (
+                    (packed(trajectory_state(trajectory)), None)
+                    if there is None
+                    else (None, (there.reference, there.place))
                 )
+                self._calls[trajectory.rollout_id] = self._asked(given)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """As `RewardModel.score`."""
         for trajectory in trajectories:
             self.prepare(trajectory)
-        answers = [self._answer(self._calls[t.rollout_id]) for t in trajectories]
+        answers = [self._answer(t.rollout_id, self._calls[t.rollout_id]) for t in trajectories]
         for trajectory in trajectories:
             self._calls.pop(trajectory.rollout_id, None)
         self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
@@ -128,7 +139,7 @@ class RemoteReward:
         mean of the workers."""
         return self._metrics
 
-    def _answer(self, call: _Call) -> dict[str, Any]:
+    def _answer(self, rollout_id: str, call: _Call) -> dict[str, Any]:
         while True:
             try:
                 answer = unpacked(
@@ -136,18 +147,22 @@ class RemoteReward:
                 )
                 self._failures = 0
                 return answer
+            except self._ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, self._ray.exceptions.ObjectLostError):
+                    raise EpisodesLost([rollout_id]) from None
+                raise
             except (
                 self._ray.exceptions.RayActorError,
                 self._ray.exceptions.GetTimeoutError,
             ) as error:
                 with self._changed:
                     self._replace(call, error)
-                    again = self._asked(call.data, call.place)
+                    again = self._asked(call.given, call.place)
                 call.worker, call.reference = again.worker, again.reference
 
-    def _asked(self, data: np.ndarray, place: int | None = None) -> _Call:
+    def _asked(self, given: Any, place: int | None = None) -> _Call:
         place = next(self._turns) if place is None else place
-        return _Call(data, place, self._workers[place], self._workers[place].score.remote(data))
+        return _Call(given, place, self._workers[place], self._workers[place].score.remote(*given))
 
     def _replace(self, call: _Call, error: Exception) -> None:
         """Another worker where the one that was asked is lost or hangs, unless there is one by

@@ -113,12 +113,12 @@ def run_show(arguments: argparse.Namespace) -> None:
 
 
 def _require_there(source: str) -> None:
-    from vla_rl.files import fetch_hint
+    from vla_rl.hub import DATASET, fetch_hint
 
     if not source:
         raise ConfigError("the FOLDER to look at is an empty text: name a folder, '.' for this one")
     if not Path(source).exists():
-        raise ConfigError(f"{source}: there is no such file or folder{fetch_hint(source)}")
+        raise ConfigError(f"{source}: there is no such file or folder{fetch_hint(source, DATASET)}")
 
 
 def _learner(overrides: list[str], source: str) -> tuple[Any, list[str]]:

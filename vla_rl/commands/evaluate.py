@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import OfABenchmark, TaskChoice
-from vla_rl.commands.shared import Add, Names, add_overrides, write_result
+from vla_rl.asked import EnvOptions, asked, methods
+from vla_rl.commands.shared import Add, Names, add_overrides, place, write_result
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.paths import is_address
 
 
 def add(command: Add) -> None:
@@ -22,11 +23,14 @@ def add(command: Add) -> None:
         "success of a checkpoint, with intervals; a second one is compared pairwise",
     )
     evaluate.add_argument(
-        "checkpoint", type=Path, help="a folder such as outputs/quickstart/checkpoints/rl"
+        "checkpoint",
+        type=place,
+        help="a folder such as outputs/quickstart/checkpoints/rl, or the address of a server of "
+        "openpi's protocol (ws://HOST:PORT; its options: policy=remote policy.KEY=VALUE)",
     )
     evaluate.add_argument(
         "--compare",
-        type=Path,
+        type=place,
         metavar="CHECKPOINT",
         help="a second checkpoint, same initial states",
     )
@@ -85,7 +89,7 @@ PUBLISHED_EPISODES = 50  # of each task, with --protocol
 def run_eval(arguments: argparse.Namespace) -> None:
     from vla_rl.checks import preflight
 
-    config = config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
+    config = _config(arguments)
     if arguments.protocol:
         config = _with_protocol(config, arguments)
         if arguments.episodes is None and arguments.episodes_per_task is None:
@@ -97,8 +101,8 @@ def run_eval(arguments: argparse.Namespace) -> None:
     elif config.tasks:  # what the run itself evaluates
         config.tasks = [*config.tasks, *held_out]
     env: Any = config.env
-    if arguments.tasks and isinstance(env, TaskChoice):
-        config.env = dataclasses.replace(env, tasks=list(arguments.tasks))  # type: ignore[type-var]
+    if arguments.tasks and asked(env, EnvOptions).tasks is not None:
+        config.env = dataclasses.replace(env, tasks=list(arguments.tasks))
     # a part of the env: a bare number may mean another's task
     if arguments.suite and arguments.suite != config.env_type:
         held_out = [name for name in held_out if name.startswith(f"{arguments.suite}/")]
@@ -136,6 +140,26 @@ def run_eval(arguments: argparse.Namespace) -> None:
     write_result(arguments.json, document)
 
 
+def _config(arguments: argparse.Namespace) -> Any:
+    """Of ``checkpoint``, which may be an address, or be left out where ``policy.url`` names one."""
+    from vla_rl.config.serving import RemoteConfig
+
+    if isinstance(arguments.checkpoint, str):
+        address = arguments.checkpoint
+        named = [f"policy.url={address}"] if is_address(address) else [address]
+        chosen = [] if named == [address] else ["policy=remote"]
+        arguments.overrides = [*chosen, *named, *arguments.overrides]
+        config = config_of_checkpoint(None, arguments.suite, arguments.overrides)
+        if not isinstance(config.policy, RemoteConfig) or not config.policy.url:
+            raise ConfigError(
+                f"{address}: name a checkpoint before it, or a served policy with "
+                "policy=remote policy.url=ws://HOST:PORT"
+            )
+        arguments.checkpoint, config.policy_changes = config.policy.url, {}
+        return config
+    return config_of_checkpoint(arguments.checkpoint, arguments.suite, arguments.overrides)
+
+
 def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
     """``config`` with the scenes and limits of the named protocol, and outside of a run its cameras
     too: a policy of ours was trained on those of its run. Raises `ConfigError` where figures would
@@ -154,9 +178,8 @@ def _with_protocol(config: Any, arguments: argparse.Namespace) -> Any:
         name, config.env, view=not _recorded(arguments.checkpoint).is_file()
     )
     config = configs.override(config, [*chosen, *arguments.overrides])
-    if isinstance(config.env, OfABenchmark) and (
-        why := config.env.benchmark(split, config.slots.python)["departures"]
-    ):
+    benchmark = methods(config.env).benchmark
+    if benchmark is not None and (why := benchmark(split, config.slots.python)["departures"]):
         raise ConfigError(
             f"--protocol {name} is of the published benchmark, and this is another "
             f"one: {'; '.join(why)}"
@@ -175,12 +198,16 @@ def _set_evaluation(config: Any, arguments: argparse.Namespace) -> None:
         config.deterministic = not arguments.sample
 
 
-def _recorded(checkpoint: Path) -> Path:
+def _recorded(checkpoint: Path | str | None) -> Path:
     """The config of the run that a checkpoint belongs to, if it does."""
+    if checkpoint is None or is_address(checkpoint):
+        return Path(os.devnull)  # (no file)
     return Path(os.path.realpath(checkpoint)).parent.parent / "config.yaml"
 
 
-def config_of_checkpoint(checkpoint: Path, suite: str | None, overrides: Sequence[str]) -> Any:
+def config_of_checkpoint(
+    checkpoint: Path | None, suite: str | None, overrides: Sequence[str]
+) -> Any:
     """The env as the checkpoint's own run recorded it; with a named suite, or outside of a run,
     that suite's defaults."""
     from vla_rl import build

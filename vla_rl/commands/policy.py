@@ -51,15 +51,24 @@ def add(command: Add) -> None:
     )
     export.add_argument("checkpoint", type=Path, help="the folder of the checkpoint to export")
     export.add_argument("folder", type=Path, help="the folder to create")
+    export.add_argument(
+        "--form",
+        choices=["lerobot", "openpi"],
+        help="of another project, for policies that it knows (default: the policy's own project's)",
+    )
 
 
 def run_distill(arguments: argparse.Namespace) -> None:
     from vla_rl.checks import preflight
     from vla_rl.config.episodes import DistillConfig
+    from vla_rl.errors import ConfigError
+    from vla_rl.hub import is_cached
 
     names = ("steps", "method", "episodes", "updates", "learning_rate", "evaluate_episodes", "seed")
     settings = DistillConfig(**{name: getattr(arguments, name) for name in names})
     checkpoint = arguments.checkpoint
+    if arguments.out is None and is_cached(checkpoint):
+        raise ConfigError("a student is written beside its teacher, which is a hub's: name --out")
     folder = arguments.out or checkpoint.with_name(f"{checkpoint.name}_student{settings.steps}")
     config = config_of_checkpoint(checkpoint, None, arguments.overrides)
     preflight.check_start(config, checkpoint)
@@ -76,5 +85,5 @@ def run_export(arguments: argparse.Namespace) -> None:
     check_checkpoint(arguments.checkpoint)
     from vla_rl.assembly.env_and_policy import export_policy
 
-    export_policy(arguments.checkpoint, arguments.folder)
+    export_policy(arguments.checkpoint, arguments.folder, arguments.form or "")
     print(f"wrote {arguments.folder}")

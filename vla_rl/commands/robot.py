@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.commands.shared import Add, add_overrides
-from vla_rl.errors import UserError
+from vla_rl.errors import UserError, visible
 
 if TYPE_CHECKING:
     from vla_rl.robot.session import Asked
@@ -70,7 +70,7 @@ def add(command: Add) -> None:
     )
 
     again = kinds.add_parser(
-        "replay", help="do on the arm again what was sent to it in a recorded episode, and compare"
+        "replay", help="do on the arm again what was asked of it in a recorded episode, and compare"
     )
     again.set_defaults(function=run_replay)
     again.add_argument(
@@ -225,9 +225,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
                 )
     problems, lines = build.attribute("real.verify:verify")(arguments.session)
     for line in lines:
-        print(line)
+        print(visible(line))
     for problem in problems:
-        print(f"problem: {problem}")
+        print(f"problem: {visible(problem)}")
     print(f"{len(lines)} episodes, {len(problems)} problems")
     return 1 if problems else 0
 
@@ -239,7 +239,8 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
     a = arguments
     asked = Asked(1, console=not (a.headless or a.lockstep), lockstep=a.lockstep)
-    replay(a.session, a.episode, compose(a.overrides), asked, lambda text: print(text, flush=True))
+    told = compose(a.overrides)
+    replay(a.session, a.episode, told, asked, lambda text: print(visible(text), flush=True))
 
 
 def run_export(arguments: argparse.Namespace) -> None:
@@ -267,4 +268,6 @@ def run_export(arguments: argparse.Namespace) -> None:
         done = export_sessions(a.sessions, a.dataset, video=a.video, discarded=a.discarded)
     print(f"{done.path}: {done.episodes} episodes, {done.steps} control steps")
     for line in done.left_out:
-        print(f"left out: {line}")
+        print(f"left out: {visible(line)}")
+    for line in done.doubtful:
+        print(f"exported, and doubtful: {visible(line)}")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.paths import is_address
+
 Add = Callable[[str, Any, str], argparse.ArgumentParser]
 """(name, function, text) → the parser of a new command."""
 
@@ -26,6 +28,13 @@ class Names(argparse.Action):
             self.dest,
             [name for value in values or () for name in value.split(",") if name],
         )
+
+
+def place(text: str) -> Path | str:
+    """The folder of a checkpoint; or as a text the address of who serves a policy, or an override
+    that stands in its place."""
+    served = is_address(text) or ("=" in text and not Path(text).exists())
+    return text if served else Path(text)
 
 
 def add_overrides(sub: argparse.ArgumentParser, text: str, metavar: str = "key=value") -> None:

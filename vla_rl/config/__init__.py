@@ -11,7 +11,9 @@ from vla_rl.config.schema import checked
 from vla_rl.config.tree import (
     MACHINE_KEYS,
     RunConfig,
+    as_learned,
     from_tree,
+    learned_algorithm,
     load,
     override,
     save,
@@ -23,9 +25,11 @@ from vla_rl.config.tree import (
 __all__ = [
     "MACHINE_KEYS",
     "RunConfig",
+    "as_learned",
     "checked",
     "compose",
     "from_tree",
+    "learned_algorithm",
     "load",
     "override",
     "save",

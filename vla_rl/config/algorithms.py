@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
+from vla_rl.bounds import Bounded, bound, several, told_by
 from vla_rl.config.imitation import MemoryConfig
-from vla_rl.config.ranges import require_above_zero, require_betas, require_choice, require_range
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
 
@@ -53,6 +53,14 @@ def advantage_entry(name: str) -> AdvantageEntry:
     return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
 
 
+def _check_advantage(name: str, key: str) -> None:
+    if ":" not in name and name not in ADVANTAGES:
+        raise ConfigError(
+            f"{key}={name!r} is not a choice: it must be one of {', '.join(ADVANTAGES)}, or your own "
+            "as package.module:Class"
+        )
+
+
 def advantage_of(algorithm: Any) -> AdvantageEntry:
     """The estimator that an algorithm's config names; one that names none counts as GAE: values
     bootstrap, no groups."""
@@ -61,7 +69,7 @@ def advantage_of(algorithm: Any) -> AdvantageEntry:
 
 
 @dataclass
-class CurriculumConfig:
+class CurriculumConfig(Bounded, place="curriculum"):
     """``strategy``: uniform, vla_rl (paper), vla_rl_power (its code), frontier or thompson (VADE).
 
     ``temperature`` is τ (vla_rl, frontier) or T (vla_rl_power). ``window`` trials back from which
@@ -70,41 +78,27 @@ class CurriculumConfig:
     an item's counts before new ones are added (thompson).
     """
 
-    # uniform | vla_rl | vla_rl_power | frontier | thompson
-    strategy: str = "uniform"
-    temperature: float = 1.0
-    window: int = 20
-    floor: float = 0.1
+    # how tasks and initial states are chosen
+    strategy: str = bound("uniform", choices=STRATEGIES)
+    temperature: float = bound(1.0, ge=1e-3)
+    window: int = bound(20, ge=1)
+    floor: float = bound(0.1, ge=0, le=1)
     # factor on every item's counts at each tick (thompson)
-    decay: float = 0.99
+    decay: float = bound(0.99, ge=0, le=1)
     # factor on an item's counts before new ones are added (thompson)
-    visited_decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_choice("curriculum", "strategy", self.strategy, STRATEGIES)
-        require_range("curriculum", "temperature", self.temperature, 1e-3)
-        require_range("curriculum", "window", self.window, 1)
-        for name in ("floor", "decay", "visited_decay"):
-            require_range("curriculum", name, getattr(self, name), 0.0, 1.0)
+    visited_decay: float = bound(0.8, ge=0, le=1)
 
 
 @dataclass
-class CriticConfig:
+class CriticConfig(Bounded, place="critic"):
     """``hidden`` widths of the MLP; ``clip`` bounds normalised inputs to ±clip standard
     deviations."""
 
     # widths of the layers
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    clip: float = 10.0
+    hidden: list[int] = several([256, 256], ge=1, least=1)
+    clip: float = bound(10.0, ge=0.1)
     # of its first weights; 0: the run's seed
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(
-                f"critic.hidden={list(self.hidden)!r} needs at least one width, each 1 or more"
-            )
-        require_range("critic", "clip", self.clip, 0.1)
 
 
 _PPO_FIGURES = (
@@ -151,7 +145,7 @@ _PPO_FIGURES = (
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(Bounded, place="algorithm"):
     """Settings of `PPO`. Sizes are in decisions unless ``minibatch_unit`` is "trajectory".
 
     Advantage: ``advantage`` one of gae, vtrace, grpo, rloo, reinforce++; ``gamma`` and
@@ -199,25 +193,25 @@ class PPOConfig:
     )
 
     # gae | vtrace | grpo | rloo | reinforce++, or your own package.module:Class
-    advantage: str = "gae"
+    advantage: str = told_by("gae", _check_advantage)
     # discount per decision, or per control step with gamma_per_control_step
-    gamma: float = 0.99
+    gamma: float = bound(0.99, ge=0, le=1)
     # λ per decision
-    gae_lambda: float = 0.95
+    gae_lambda: float = bound(0.95, ge=0, le=1)
     # ρ̄ of V-trace: cap of the weight of a decision's own error
-    vtrace_rho_cap: float = 1.0
+    vtrace_rho_cap: float = bound(1.0, gt=0)
     # c̄ of V-trace: cap of the weight by which later errors come back
-    vtrace_c_cap: float = 1.0
+    vtrace_c_cap: float = bound(1.0, gt=0)
     # running out of time is worth what the critic says; false: nothing, as where the time limit is
     # part of the task
     bootstrap_truncated: bool = True
     gamma_per_control_step: bool = False
-    # mean | median: what a group's scores are compared with
-    group_center: str = "mean"
-    # std | none | mad | running_std: what the difference is divided by
-    group_scale: str = "std"
-    # none | all_fail | always: when a score of best_score is added to a group
-    virtual_best: str = "none"
+    # what a group's scores are compared with
+    group_center: str = bound("mean", choices=CENTERS)
+    # what the difference is divided by
+    group_scale: str = bound("std", choices=SCALES)
+    # when a score of best_score is added to a group
+    virtual_best: str = bound("none", choices=VIRTUAL_BEST)
     # that score
     best_score: float = 1.0
     # parts of a combined reward that are taken apart; empty: their sum
@@ -225,76 +219,76 @@ class PPOConfig:
     # one weight for each of them
     reward_weights: list[float] = field(default_factory=list)
     decouple_rewards: bool = False
-    # auto | batch | minibatch | none; auto: batch for gae, none for the others
-    normalize_advantage: str = "auto"
+    # auto: batch for gae, none for the others
+    normalize_advantage: str = bound("auto", choices=("auto", "batch", "minibatch", "none"))
     skip_zero_advantage: bool = False
 
-    # token | step | denoising_step | chunk: what one likelihood ratio is of
-    ratio_level: str = "token"
-    # sum | mean over a ratio's executed entries
-    ratio_reduction: str = "sum"
-    # token | trajectory | step_count: what counts alike in the loss
-    loss_aggregation: str = "token"
+    # what one likelihood ratio is of
+    ratio_level: str = bound("token", choices=LEVELS)
+    # over a ratio's executed entries
+    ratio_reduction: str = bound("sum", choices=REDUCTIONS)
+    # what counts alike in the loss
+    loss_aggregation: str = bound("token", choices=AGGREGATIONS)
     # the ratio is clipped below 1 - clip_low
-    clip_low: float = 0.2
+    clip_low: float = bound(0.2, ge=0)
     # and above 1 + clip_high
-    clip_high: float = 0.2
-    # bound of the loss where the advantage is negative (1 or more); null: none
-    dual_clip: float | None = None
+    clip_high: float = bound(0.2, ge=0)
+    # bound of the loss where the advantage is negative; null: none
+    dual_clip: float | None = bound(None, ge=1)
     # weight of the value head's loss
-    value_coef: float = 0.5
+    value_coef: float = bound(0.5, ge=0)
     # most that a value may move in an update; null: no limit
-    value_clip: float | None = None
+    value_clip: float | None = bound(None, ge=0)
     # from which error on the value loss is linear; null: squared
     value_huber_delta: float | None = None
     # weight of the mean entropy per token
-    entropy_coef: float = 0.0
+    entropy_coef: float = bound(0.0, ge=0)
     # weight of the KL towards the policy that RL starts from; 0: none is kept
-    kl_coef: float = 0.0
-    # k1 | k2 | k3: its estimator
-    kl_kind: str = "k3"
+    kl_coef: float = bound(0.0, ge=0)
+    # its estimator
+    kl_kind: str = bound("k3", choices=KL_KINDS)
     # weight of imitating what successful episodes did, per token
-    success_imitation_coef: float = 0.0
+    success_imitation_coef: float = bound(0.0, ge=0)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    # none | truncate | mask: how decisions of older policies are weighed
-    behavior_weight: str = "none"
+    # how decisions of older policies are weighed
+    behavior_weight: str = bound("none", choices=("none", "truncate", "mask"))
     # largest such weight
-    behavior_cap: float = 2.0
+    behavior_cap: float = bound(2.0, ge=1)
 
     # passes over the batch
-    epochs: int = 3
+    epochs: int = bound(3, ge=1)
     # decisions (or trajectories) of one update
-    minibatch_size: int = 256
-    # decision | trajectory
-    minibatch_unit: str = "decision"
+    minibatch_size: int = bound(256, ge=1)
+    # what minibatch_size counts
+    minibatch_unit: str = bound("decision", choices=("decision", "trajectory"))
     # decisions that go through at once, to save memory; null: the whole minibatch
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = bound(None, ge=1)
     # of the policy (AdamW)
-    learning_rate: float = 1e-4
+    learning_rate: float = bound(1e-4, ge=0)
     # iterations in which the policy's learning rate rises; 0: none
-    warmup_iterations: int = 0
+    warmup_iterations: int = bound(0, ge=0)
     # iterations over which it falls; 0: it stays
-    decay_iterations: int = 0
+    decay_iterations: int = bound(0, ge=0)
     # share of the learning rate that it falls to
-    min_learning_rate_fraction: float = 0.1
+    min_learning_rate_fraction: float = bound(0.1, ge=0, le=1)
     # of a separate critic
-    critic_learning_rate: float = 1e-3
+    critic_learning_rate: float = bound(1e-3, ge=0)
     # passes of a separate critic; null: as epochs
-    critic_epochs: int | None = None
+    critic_epochs: int | None = bound(None, ge=0)
     # decisions of one update of a separate critic
-    critic_minibatch_size: int = 256
+    critic_minibatch_size: int = bound(256, ge=1)
     # first iterations, which train the critic alone
-    critic_warmup_iterations: int = 0
+    critic_warmup_iterations: int = bound(0, ge=0)
     # of AdamW
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    betas: list[float] = several([0.9, 0.999], ge=0, lt=1, least=2, most=2)
     # of AdamW
-    weight_decay: float = 0.0
+    weight_decay: float = bound(0.0, ge=0)
     # keep the optimiser's state in host memory
     offload_optimizer: bool = False
     # largest norm of the gradient; null: no limit
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = bound(1.0, gt=0)
     # KL at which an iteration's epochs end; null: they never end early
-    target_kl: float | None = None
+    target_kl: float | None = bound(None, gt=0)
     # let the KL scale the learning rate too, by 1.5 at a time
     adaptive_learning_rate: bool = False
     # ask the policy at the start of the update for its log-probs instead of taking those from
@@ -303,7 +297,7 @@ class PPOConfig:
     # bfloat16 on CUDA
     autocast: bool = True
     # updates in a row that are not finite before the run ends
-    max_bad_updates: int = 10
+    max_bad_updates: int = bound(10, ge=1)
     # of the minibatches; 0: the run's seed
     seed: int = 0
 
@@ -318,93 +312,37 @@ class PPOConfig:
         return self.memory.episodes
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = "algorithm"
-        if ":" not in self.advantage:
-            require_choice(own, "advantage", self.advantage, tuple(ADVANTAGES))
-        require_choice(own, "group_center", self.group_center, CENTERS)
-        require_choice(own, "group_scale", self.group_scale, SCALES)
-        require_choice(own, "virtual_best", self.virtual_best, VIRTUAL_BEST)
-        require_choice(
-            own,
-            "normalize_advantage",
-            self.normalize_advantage,
-            ("auto", "batch", "minibatch", "none"),
-        )
-        require_choice(own, "ratio_level", self.ratio_level, LEVELS)
-        require_choice(own, "ratio_reduction", self.ratio_reduction, REDUCTIONS)
-        require_choice(own, "loss_aggregation", self.loss_aggregation, AGGREGATIONS)
-        require_choice(own, "kl_kind", self.kl_kind, KL_KINDS)
-        require_choice(own, "behavior_weight", self.behavior_weight, ("none", "truncate", "mask"))
-        require_range(own, "behavior_cap", self.behavior_cap, 1.0)
         self._check_vtrace()
-        require_choice(own, "minibatch_unit", self.minibatch_unit, ("decision", "trajectory"))
-        for name in ("gamma", "gae_lambda"):
-            require_range(own, name, getattr(self, name), 0.0, 1.0)
-        for name in (
-            "epochs",
-            "minibatch_size",
-            "micro_batch_size",
-            "critic_minibatch_size",
-            "max_bad_updates",
-        ):
-            require_range(own, name, getattr(self, name), 1)
-        for name in (
-            "clip_low",
-            "clip_high",
-            "value_coef",
-            "value_clip",
-            "entropy_coef",
-            "kl_coef",
-            "weight_decay",
-        ):
-            require_range(own, name, getattr(self, name), 0.0)
-        for name in (
-            "success_imitation_coef",
-            "learning_rate",
-            "critic_learning_rate",
-            "grad_clip",
-            "target_kl",
-        ):
-            require_range(own, name, getattr(self, name), 0.0)
-        for name in ("critic_epochs", "critic_warmup_iterations"):
-            require_range(own, name, getattr(self, name), 0)
-        require_range(own, "dual_clip", self.dual_clip, 1.0)
-        for name in ("warmup_iterations", "decay_iterations"):
-            require_range(own, name, getattr(self, name), 0)
-        require_range(own, "min_learning_rate_fraction", self.min_learning_rate_fraction, 0.0, 1.0)
         for name in ("warmup_iterations", "decay_iterations"):
             if getattr(self, name) and self.adaptive_learning_rate:
                 raise ConfigError(
-                    f"{own}.{name} and adaptive_learning_rate both set the learning "
+                    f"{own}.{name}={getattr(self, name)} and {own}.adaptive_learning_rate=true both set the learning "
                     "rate; choose one"
                 )
-        for name in ("grad_clip", "target_kl"):
-            require_above_zero(own, name, getattr(self, name))
-        require_betas(own, self.betas)
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
                 f"{own}.reward_names={list(self.reward_names)!r} and "
-                f"reward_weights={list(self.reward_weights)!r} differ in length; give one weight "
+                f"{own}.reward_weights={list(self.reward_weights)!r} differ in length; give one weight "
                 "per name"
             )
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(
-                f"{own}.decouple_rewards (GDPO) needs advantage='grpo', got {self.advantage!r}"
+                f"{own}.decouple_rewards=true (GDPO) needs {own}.advantage=grpo, got {self.advantage!r}"
             )
         if self.decouple_rewards and self.group_scale == "running_std":
             raise ConfigError(
-                f"{own}.decouple_rewards cannot share one running_std between "
-                "rewards; use group_scale='std'"
+                f"{own}.decouple_rewards=true cannot share one running_std between "
+                f"rewards; use {own}.group_scale=std"
             )
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(
-                f"{own}.adaptive_learning_rate needs target_kl; set it (0.01 is a usual start)"
+                f"{own}.adaptive_learning_rate=true needs {own}.target_kl; set it (0.01 is a usual start)"
             )
 
     def _check_vtrace(self) -> None:
         own = "algorithm"
-        for name in ("vtrace_rho_cap", "vtrace_c_cap"):
-            require_above_zero(own, name, getattr(self, name))
         if self.vtrace_c_cap > self.vtrace_rho_cap:
             raise ConfigError(
                 f"{own}.vtrace_c_cap={self.vtrace_c_cap:g} must be at most "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_rl.bounds import Bounded, bound
 from vla_rl.errors import ConfigError
 
 # How many versions old an episode may be as it is learned from, where `RayConfig.max_staleness`
@@ -13,6 +14,7 @@ MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
 CORRECTIONS = ("truncate", "mask", "none")
 SENT = ("float32", "bfloat16")
+EVALUATORS = ("rollouts", "driver")
 PLACEMENTS = ("free", "colocated", "disaggregated", "hybrid", "auto")
 # the other options say how and where to compute
 WHAT_A_CLUSTER_LEARNS_FROM = ("mode", "max_staleness", "max_late")
@@ -43,7 +45,7 @@ class LocalConfig:
 
 
 @dataclass
-class RayConfig:
+class RayConfig(Bounded, place="cluster"):
     """Rollouts in actors of Ray, each with the env, the engine and the policy that a local run has.
 
     ``address`` "local" starts Ray on this machine for this run; "auto" or HOST:PORT joins a
@@ -67,14 +69,17 @@ class RayConfig:
 
     ``mode`` sync: rollouts wait for the learner. pipelined, async: they overlap, and no episode
     starts that could be more than ``max_staleness`` versions old when it is learned from (None: 0,
-    1 and 2 in the three modes). What older policies chose is then weighed by ``correction``: PPO's
-    ``algorithm.behavior_weight``, where that is none itself. A checkpoint keeps the episodes that
+    1 and 2 in the three modes). What older policies chose is then weighed by ``correction``, as PPO's
+    ``algorithm.behavior_weight`` says it, where that is none. A checkpoint keeps the episodes that
     wait to be learned from, unless ``save_ready`` is false: then they run again after a resume.
     ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to so many
     iterations later.
 
     ``sent`` bfloat16: actors act with weights rounded to that, half the bytes of float32 ones; the
     learner keeps its own.
+
+    Held-out episodes run in the rollout actors, too (``evaluate``), but where these run ahead of
+    the learner; the driver evaluates then.
 
     An actor gets ``start_timeout`` seconds to be ready, and one that decides nothing for
     ``hang_timeout`` seconds is taken for dead. Dead ones are replaced and their episodes run again;
@@ -83,70 +88,60 @@ class RayConfig:
     goes to disk. ``trusted_network`` joins a cluster that asks for no token.
     """
 
-    # sync | pipelined | async: whether rollouts wait for the learner
-    mode: str = "sync"
-    max_staleness: int | None = None
-    max_late: int = 0
-    correction: str = "truncate"
+    # whether rollouts wait for the learner
+    mode: str = bound("sync", choices=tuple(MODES))
+    max_staleness: int | None = bound(None, ge=0)
+    max_late: int = bound(0, ge=0)
+    correction: str = bound("truncate", choices=CORRECTIONS)
     save_ready: bool = True
-    # float32 | bfloat16: what weights are sent as
-    sent: str = "float32"
+    # what weights are sent as
+    sent: str = bound("float32", choices=SENT)
+    # where held-out episodes run
+    evaluate: str = bound("rollouts", choices=EVALUATORS)
     address: str = "local"
-    # free | colocated | disaggregated | hybrid | auto: which actors share a device
-    placement: str = "free"
+    # which actors share a device
+    placement: str = bound("free", choices=PLACEMENTS)
     # nodes of the rollout actors under placement=hybrid, at least one actor on each
-    env_nodes: int = 0
+    env_nodes: int = bound(0, ge=0)
     # a run's folder or a file with the service times that placement=auto plans with
     times: str = ""
     # rollout actors
-    rollouts: int = 1
+    rollouts: int = bound(1, ge=1)
     # CPUs that each rollout actor reserves
-    rollout_cpus: float = 0.0
+    rollout_cpus: float = bound(0.0, ge=0)
     # GPUs that each rollout actor reserves
-    rollout_gpus: float = 0.0
-    inference: int = 0
+    rollout_gpus: float = bound(0.0, ge=0)
+    inference: int = bound(0, ge=0)
     # CPUs that each inference actor reserves
-    inference_cpus: float = 0.0
+    inference_cpus: float = bound(0.0, ge=0)
     # GPUs that each inference actor reserves
-    inference_gpus: float = 0.0
-    reward_workers: int = 0
+    inference_gpus: float = bound(0.0, ge=0)
+    reward_workers: int = bound(0, ge=0)
     # CPUs that each reward worker reserves
-    reward_cpus: float = 0.0
+    reward_cpus: float = bound(0.0, ge=0)
     # GPUs that each reward worker reserves
-    reward_gpus: float = 0.0
-    learners: int = 0
-    # sharded | replicated: weights spread over the ranks, or whole on each
-    learner_mode: str = "sharded"
+    reward_gpus: float = bound(0.0, ge=0)
+    learners: int = bound(0, ge=0)
+    # weights spread over the ranks, or whole on each
+    learner_mode: str = bound("sharded", choices=LEARNER_MODES)
     # CPUs that each rank reserves
-    learner_cpus: float = 0.0
+    learner_cpus: float = bound(0.0, ge=0)
     # GPUs that each rank reserves
-    learner_gpus: float = 0.0
-    threads: int = 0
+    learner_gpus: float = bound(0.0, ge=0)
+    threads: int = bound(0, ge=0)
     # seconds until an actor must be ready
-    start_timeout: float = 300.0
+    start_timeout: float = bound(300.0, gt=0)
     # seconds without a decision after which an actor counts as dead
-    hang_timeout: float = 300.0
-    max_failures: int = 3
+    hang_timeout: float = bound(300.0, gt=0)
+    max_failures: int = bound(3, ge=1)
     # MiB of objects that a Ray started here keeps in memory
-    object_store_mib: int = 256
+    object_store_mib: int = bound(256, ge=75)
     # start Ray's web page of a Ray that is started here
     dashboard: bool = False
     trusted_network: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"cluster.mode is {self.mode!r}, choose one of {', '.join(MODES)}")
-        if self.learner_mode not in LEARNER_MODES:
-            raise ConfigError(
-                f"cluster.learner_mode is {self.learner_mode!r}, choose one of "
-                f"{', '.join(LEARNER_MODES)}"
-            )
-        if self.correction not in CORRECTIONS:
-            raise ConfigError(
-                f"cluster.correction is {self.correction!r}, choose one of {', '.join(CORRECTIONS)}"
-            )
-        if self.sent not in SENT:
-            raise ConfigError(f"cluster.sent is {self.sent!r}, choose one of {', '.join(SENT)}")
+        super().__post_init__()
         if self.mode != "async" and self.max_staleness not in (None, MODES[self.mode]):
             raise ConfigError(
                 f"cluster.max_staleness={self.max_staleness}: cluster.mode={self.mode} is "
@@ -158,32 +153,11 @@ class RayConfig:
                 "their iteration: use cluster.mode=async with "
                 f"cluster.max_staleness={self.max_late + 1} or more"
             )
-        for name, least in (
-            ("max_staleness", 0),
-            ("max_late", 0),
-            ("rollouts", 1),
-            ("rollout_cpus", 0),
-            ("rollout_gpus", 0),
-            ("threads", 0),
-            ("inference", 0),
-            ("inference_cpus", 0),
-            ("inference_gpus", 0),
-            ("learners", 0),
-            ("learner_cpus", 0),
-            ("learner_gpus", 0),
-            ("reward_workers", 0),
-            ("reward_cpus", 0),
-            ("reward_gpus", 0),
-            ("max_failures", 1),
-            ("object_store_mib", 75),
-            ("env_nodes", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"cluster.{name}={value} must be {least} or more")
-            if name.endswith("_gpus") and value > 1 and value != int(value):
+        for part in ("rollout", "inference", "learner", "reward"):
+            gpus = getattr(self, f"{part}_gpus")
+            if gpus > 1 and gpus % 1:
                 raise ConfigError(
-                    f"cluster.{name}={value:g}: an actor has whole GPUs, or a part of one"
+                    f"cluster.{part}_gpus={gpus:g}: an actor has whole GPUs, or a part of one"
                 )
         self._check_placement()
         if self.inference > self.rollouts:
@@ -191,9 +165,6 @@ class RayConfig:
                 f"cluster.inference={self.inference} actors would act for "
                 f"cluster.rollouts={self.rollouts}: use at most as many"
             )
-        for name in ("start_timeout", "hang_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"cluster.{name}={getattr(self, name)} must be above 0 (seconds)")
         host, colon, port = self.address.rpartition(":")
         if self.address not in ("local", "auto") and not (host and colon and port.isdigit()):
             raise ConfigError(
@@ -203,10 +174,6 @@ class RayConfig:
 
     def _check_placement(self) -> None:
         given = f"cluster.placement={self.placement}"
-        if self.placement not in PLACEMENTS:
-            raise ConfigError(
-                f"cluster.placement is {self.placement!r}, choose one of {', '.join(PLACEMENTS)}"
-            )
         if self.placement == "auto":
             numbers = {"rollouts": 1, "inference": 0, "learners": 0, "env_nodes": 0}
             if said := [name for name, own in numbers.items() if getattr(self, name) != own]:

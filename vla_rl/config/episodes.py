@@ -10,10 +10,11 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.asked import AlgorithmOptions, ShapingOptions, asked
+from vla_rl.bounds import Bounded, bound
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
-from vla_rl.splits import check_split
+from vla_rl.splits import SPLITS
 
 ON_BAD = ("stop", "warn")
 EPISODE_SECONDS = {
@@ -68,7 +69,7 @@ def refuse_potential(shaping: Any, algorithm: Any) -> None:
 
 
 @dataclass
-class RolloutConfig:
+class RolloutConfig(Bounded, place="rollout"):
     """How episodes are run.
 
     ``serve_fraction`` (0 to 1): the share of live slots that must wait before the policy serves
@@ -78,24 +79,13 @@ class RolloutConfig:
     run again).
     """
 
-    serve_fraction: float = 0.5
-    replan_steps: int = 0
-    max_retries: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.serve_fraction <= 1.0:
-            raise ConfigError(
-                f"rollout.serve_fraction={self.serve_fraction} must lie between 0 and 1."
-            )
-        if self.replan_steps < 0 or self.max_retries < 0:
-            raise ConfigError(
-                f"rollout.replan_steps and max_retries must be >= 0, got {self.replan_steps} and "
-                f"{self.max_retries}."
-            )
+    serve_fraction: float = bound(0.5, ge=0, le=1)
+    replan_steps: int = bound(0, ge=0)
+    max_retries: int = bound(2, ge=0)
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(Bounded, place="evaluate"):
     """What is evaluated. ``video_episodes`` episodes (the first of each task in turn) are kept for
     the video, and beside them the first one of each kind of failure; 0 keeps none.
 
@@ -105,27 +95,19 @@ class EvaluateConfig:
     """
 
     # episodes of each task
-    episodes_per_task: int = 100
-    # which initial states: held_out | train
-    split: str = "held_out"
+    episodes_per_task: int = bound(100, ge=1)
+    # which initial states
+    split: str = bound("held_out", choices=SPLITS)
     # of the episodes that are chosen
     seed: int = 0
     # the policy takes its most likely action instead of a sample
     deterministic: bool = True
     sampled_too: bool | None = None
-    video_episodes: int = 12
-
-    def __post_init__(self) -> None:
-        check_split(self.split, "evaluate.split")
-        if self.episodes_per_task < 1 or self.video_episodes < 0:
-            raise ConfigError(
-                "evaluate needs episodes_per_task >= 1 and video_episodes >= 0, got "
-                f"{self.episodes_per_task} and {self.video_episodes}"
-            )
+    video_episodes: int = bound(12, ge=0)
 
 
 @dataclass
-class RewardCheckConfig:
+class RewardCheckConfig(Bounded, place="reward_check"):
     """Training and judging a learned reward before RL (phase ``reward``), and refitting it during
     RL.
 
@@ -139,63 +121,31 @@ class RewardCheckConfig:
     """
 
     # control steps between two frames
-    stride: int = 4
+    stride: int = bound(4, ge=1)
     # demonstrations that are used, at most
-    demonstrations: int = 100
+    demonstrations: int = bound(100, ge=0)
     # rollouts of the policy that RL starts from
-    episodes: int = 64
+    episodes: int = bound(64, ge=2)
     # share of the rollouts that only judge
-    held_out_share: float = 0.4
+    held_out_share: float = bound(0.4, gt=0, lt=1)
     # least area under the ROC curve of success, at equal times
-    min_auc: float = 0.7
+    min_auc: float = bound(0.7, ge=0, le=1)
     # least rank correlation of progress with time on successes (VOC)
-    min_voc: float = 0.3
+    min_voc: float = bound(0.3, ge=-1, le=1)
     # largest share of invalid curves
-    max_invalid: float = 0.05
-    # stop | warn: what a bad verdict does
-    on_bad: str = "stop"
+    max_invalid: float = bound(0.05, ge=0, le=1)
+    # what a bad verdict does
+    on_bad: str = bound("stop", choices=ON_BAD)
     # iterations between two refits during RL; 0: never
-    refit_every: int = 0
+    refit_every: int = bound(0, ge=0)
     # last rollouts that are kept for it
-    buffer_episodes: int = 256
+    buffer_episodes: int = bound(256, ge=8)
     # fall of the held-out AUC up to which the new one is taken
-    guard_tolerance: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.on_bad not in ON_BAD:
-            raise ConfigError(
-                f"reward_check.on_bad is {self.on_bad!r}, choose one of {', '.join(ON_BAD)}"
-            )
-        if (
-            self.stride < 1
-            or self.demonstrations < 0
-            or self.episodes < 2
-            or self.refit_every < 0
-            or self.buffer_episodes < 8
-        ):
-            raise ConfigError(
-                "reward_check needs stride >= 1, demonstrations >= 0, episodes >= 2, refit_every "
-                f">= 0 and buffer_episodes >= 8, got {self.stride}, {self.demonstrations}, "
-                f"{self.episodes}, {self.refit_every} and {self.buffer_episodes}"
-            )
-        if (
-            not 0.0 < self.held_out_share < 1.0
-            or not 0.0 <= self.min_auc <= 1.0
-            or not -1.0 <= self.min_voc <= 1.0
-        ):
-            raise ConfigError(
-                "reward_check needs 0 < held_out_share < 1, 0 <= min_auc <= 1 and -1 <= min_voc <= "
-                f"1, got {self.held_out_share}, {self.min_auc} and {self.min_voc}"
-            )
-        if not 0.0 <= self.max_invalid <= 1.0 or self.guard_tolerance < 0:
-            raise ConfigError(
-                "reward_check needs 0 <= max_invalid <= 1 and guard_tolerance >= 0, got "
-                f"{self.max_invalid} and {self.guard_tolerance}"
-            )
+    guard_tolerance: float = bound(0.02, ge=0)
 
 
 @dataclass
-class CombinedConfig:
+class CombinedConfig(Bounded, place="reward"):
     """``parts``: {name: {weight: 1.0, type: <reward, default: the name>, and that reward's own
     keys}}.
 
@@ -207,16 +157,13 @@ class CombinedConfig:
     """
 
     parts: dict[str, Any] = field(default_factory=lambda: {"success": {"weight": 1.0}})
-    normalise: str = "running_std"
+    normalise: str = bound("running_std", choices=NORMALISE)
 
     def __post_init__(self) -> None:
-        if self.normalise not in NORMALISE:
-            raise ConfigError(
-                f"reward.normalise is {self.normalise!r}, choose one of {', '.join(NORMALISE)}"
-            )
+        super().__post_init__()
         if not self.parts:
             raise ConfigError(
-                "reward.parts is empty: name at least one reward, e.g. "
+                "reward.parts={} is empty: name at least one reward, e.g. "
                 "reward.parts.success.weight=1"
             )
         weights = [self.part(name, part)[2] for name, part in self.parts.items()]
@@ -248,7 +195,7 @@ class CombinedConfig:
 
 
 @dataclass
-class DistillConfig:
+class DistillConfig(Bounded, place="distill"):
     """``steps`` of the student and the ``method`` it learns by (the policy says which there are).
 
     ``episodes`` of the teacher give the observations; ``updates`` of ``batch_size`` observations
@@ -257,32 +204,14 @@ class DistillConfig:
     compare teacher and student.
     """
 
-    steps: int = 1
+    steps: int = bound(1, ge=1)
     method: str = "same_noise"
-    episodes: int = 100
-    updates: int = 1000
-    batch_size: int = 64
-    noises: int = 2
-    learning_rate: float = 5e-4
+    episodes: int = bound(100, ge=1)
+    updates: int = bound(1000, ge=0)
+    batch_size: int = bound(64, ge=1)
+    noises: int = bound(2, ge=1)
+    learning_rate: float = bound(5e-4, gt=0)
     warmup_updates: int = 50
     grad_clip: float = 1.0
-    evaluate_episodes: int = 200
+    evaluate_episodes: int = bound(200, ge=0)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("episodes", 1),
-            ("updates", 0),
-            ("batch_size", 1),
-            ("noises", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"distill {name} is {getattr(self, name)}, it must be at least {least}"
-                )
-        if self.evaluate_episodes < 0 or not self.learning_rate > 0:
-            raise ConfigError(
-                "distill needs evaluate_episodes >= 0 and learning_rate > 0, got "
-                f"{self.evaluate_episodes} and {self.learning_rate}"
-            )

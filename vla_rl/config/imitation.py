@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vla_rl.config.ranges import require_above_zero, require_betas, require_choice, require_range
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.diagnostics import Diagnostic, Movement
 
 
 @dataclass
-class AugmentConfig:
+class AugmentConfig(Bounded, place="sft.augment"):
     """Random changes during SFT, drawn per row; 0 turns each off.
 
     ``shift`` pixels (edges repeat); ``crop`` the largest share of each side that is cut off before
@@ -21,27 +21,19 @@ class AugmentConfig:
     """
 
     # pixels, with edges repeated
-    shift: int = 4
+    shift: int = bound(4, ge=0)
     # largest share of each side that is cut off before resizing back
-    crop: float = 0.0
+    crop: float = bound(0.0, ge=0, le=0.9)
     # largest relative change
-    brightness: float = 0.2
+    brightness: float = bound(0.2, ge=0, le=1)
     # largest relative change
-    contrast: float = 0.2
-    mirror: float = 0.0
-    proprio: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_range("sft.augment", "shift", self.shift, 0)
-        require_range("sft.augment", "crop", self.crop, 0.0, 0.9)
-        require_range("sft.augment", "brightness", self.brightness, 0.0, 1.0)
-        require_range("sft.augment", "contrast", self.contrast, 0.0, 1.0)
-        require_range("sft.augment", "mirror", self.mirror, 0.0, 1.0)
-        require_range("sft.augment", "proprio", self.proprio, 0.0, 1.0)
+    contrast: float = bound(0.2, ge=0, le=1)
+    mirror: float = bound(0.0, ge=0, le=1)
+    proprio: float = bound(0.0, ge=0, le=1)
 
 
 @dataclass
-class ImitationConfig:
+class ImitationConfig(Bounded, place="sft"):
     """Settings of `Imitation`. ``updates`` of ``batch_size`` chunks are the length of the schedule;
     ``min_learning_rate_fraction`` is its floor.
 
@@ -64,68 +56,44 @@ class ImitationConfig:
     """
 
     # optimiser steps
-    updates: int = 1000
-    checkpoint_every: int = 200
-    validation_episodes: int = 5
+    updates: int = bound(1000, ge=1)
+    checkpoint_every: int = bound(200, ge=1)
+    validation_episodes: int = bound(5, ge=0)
     # chunks of one update
-    batch_size: int = 64
+    batch_size: int = bound(64, ge=1)
     # of AdamW, after the warm-up; then it falls by a cosine
-    learning_rate: float = 1e-3
+    learning_rate: float = bound(1e-3, ge=0)
     # share of the learning rate that it ends at
-    min_learning_rate_fraction: float = 0.1
+    min_learning_rate_fraction: float = bound(0.1, ge=0, le=1)
     # updates in which the learning rate rises linearly
-    warmup_updates: int = 50
+    warmup_updates: int = bound(50, ge=0)
     # of AdamW
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = several([0.9, 0.95], ge=0, lt=1, least=2, most=2)
     # of AdamW
-    weight_decay: float = 0.01
+    weight_decay: float = bound(0.01, ge=0)
     offload_optimizer: bool = False
     # largest norm of the gradient; null: no limit
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = bound(1.0, gt=0)
     # chunks that go through at once, to save memory; null: the whole batch
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = bound(None, ge=1)
     # bfloat16 on CUDA
     autocast: bool = True
     # updates in a row that are not finite before the run ends
-    max_bad_updates: int = 10
+    max_bad_updates: int = bound(10, ge=1)
     # of batches and augmentation; 0: the run's seed
     seed: int = 0
     base_part: bool = True
     filter: str = ""
-    first_share: float = 0.0
-    labels: str = "clean"
+    first_share: float = bound(0.0, ge=0, le=1)
+    labels: str = bound("clean", choices=("clean", "sent"))
     failures: bool = False
     # decoded pictures of demonstrations that are held in memory
-    ram_bytes: int = 2 << 30
+    ram_bytes: int = bound(2 << 30, ge=0)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        require_choice("sft", "labels", self.labels, ("clean", "sent"))
-        for name in (
-            "updates",
-            "checkpoint_every",
-            "batch_size",
-            "micro_batch_size",
-            "max_bad_updates",
-        ):
-            require_range("sft", name, getattr(self, name), 1)
-        for name in (
-            "learning_rate",
-            "warmup_updates",
-            "weight_decay",
-            "grad_clip",
-            "validation_episodes",
-            "ram_bytes",
-        ):
-            require_range("sft", name, getattr(self, name), 0)
-        require_range("sft", "min_learning_rate_fraction", self.min_learning_rate_fraction, 0, 1)
-        require_range("sft", "first_share", self.first_share, 0, 1)
-        require_above_zero("sft", "grad_clip", self.grad_clip)
-        require_betas("sft", self.betas)
 
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(Bounded, place="algorithm.memory"):
     """Settings of `SuccessMemory`: the newest ``episodes`` successes of each task are kept (0: no
     memory), and imitated in ``updates`` updates after each iteration of RL, ``batch_size``
     decisions at a time. ``demonstration_share`` of those are the run's demonstrations, where it has
@@ -135,30 +103,23 @@ class MemoryConfig:
     """
 
     # newest successes of each task that are kept; 0: no memory
-    episodes: int = 0
+    episodes: int = bound(0, ge=0)
     # updates on them after each iteration of RL
-    updates: int = 40
+    updates: int = bound(40, ge=0)
     # decisions of one update
-    batch_size: int = 64
+    batch_size: int = bound(64, ge=1)
     # at the start of each iteration's updates
-    learning_rate: float = 4e-4
-    min_learning_rate_fraction: float = 1.0
+    learning_rate: float = bound(4e-4, ge=0)
+    min_learning_rate_fraction: float = bound(1.0, ge=0, le=1)
     # share of a batch that are the run's demonstrations
-    demonstration_share: float = 0.5
+    demonstration_share: float = bound(0.5, ge=0, le=1)
     # share of a batch that is added as first decisions of episodes
-    first_share: float = 0.25
+    first_share: float = bound(0.25, ge=0, le=1)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("episodes", "updates", "learning_rate"):
-            require_range("algorithm.memory", name, getattr(self, name), 0)
-        require_range("algorithm.memory", "batch_size", self.batch_size, 1)
-        for name in ("demonstration_share", "first_share", "min_learning_rate_fraction"):
-            require_range("algorithm.memory", name, getattr(self, name), 0, 1)
 
 
 @dataclass
-class FilteredBCConfig:
+class FilteredBCConfig(Bounded, place="algorithm"):
     """Settings of `FilteredBC`. ``epochs`` passes over the kept decisions of a batch,
     ``minibatch_size`` at a time.
 
@@ -183,24 +144,24 @@ class FilteredBCConfig:
     gamma: ClassVar[float] = 1.0  # it adds no rewards up
 
     # of AdamW
-    learning_rate: float = 1e-4
+    learning_rate: float = bound(1e-4, ge=0)
     # passes over the decisions that are kept of a batch
-    epochs: int = 2
+    epochs: int = bound(2, ge=1)
     # decisions of one update
-    minibatch_size: int = 64
+    minibatch_size: int = bound(64, ge=1)
     # decisions that go through at once, to save memory; null: the whole minibatch
-    micro_batch_size: int | None = None
-    max_control_steps: int | None = None
+    micro_batch_size: int | None = bound(None, ge=1)
+    max_control_steps: int | None = bound(None, ge=1)
     # of AdamW
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = several([0.9, 0.95], ge=0, lt=1, least=2, most=2)
     # of AdamW
-    weight_decay: float = 0.0
+    weight_decay: float = bound(0.0, ge=0)
     # largest norm of the gradient; null: no limit
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = bound(1.0, gt=0)
     # bfloat16 on CUDA
     autocast: bool = True
     # updates in a row that are not finite before the run ends
-    max_bad_updates: int = 10
+    max_bad_updates: int = bound(10, ge=1)
     # of the minibatches; 0: the run's seed
     seed: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -209,17 +170,3 @@ class FilteredBCConfig:
     def mirrors(self) -> bool:
         """Whether some rows are shown in the robot's mirror."""
         return self.augment.mirror > 0
-
-    def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "minibatch_size",
-            "micro_batch_size",
-            "max_control_steps",
-            "max_bad_updates",
-        ):
-            require_range("algorithm", name, getattr(self, name), 1)
-        for name in ("learning_rate", "weight_decay", "grad_clip"):
-            require_range("algorithm", name, getattr(self, name), 0)
-        require_above_zero("algorithm", "grad_clip", self.grad_clip)
-        require_betas("algorithm", self.betas)

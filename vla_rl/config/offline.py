@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vla_rl.config.ranges import require_above_zero, require_choice, require_range
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.replay_algorithms import CriticsConfig
 from vla_rl.errors import ConfigError
 
@@ -12,7 +12,7 @@ STARTS = ("any", "first")
 
 
 @dataclass
-class DynamicsConfig:
+class DynamicsConfig(Bounded, place="offline.dynamics"):
     """An ensemble of ``count`` networks of widths ``hidden`` that predicts what follows a decision;
     the ``elites`` with the least error on ``held_out`` of the decisions imagine. Wide frames are
     read as ``components`` principal components.
@@ -21,39 +21,32 @@ class DynamicsConfig:
     """
 
     # networks of the ensemble
-    count: int = 7
+    count: int = bound(7, ge=1)
     # networks with the least held-out error, which imagine
-    elites: int = 5
+    elites: int = bound(5, ge=1)
     # widths of the layers
-    hidden: list[int] = field(default_factory=lambda: [1024, 1024, 512, 512])
-    components: int = 64
+    hidden: list[int] = several([1024, 1024, 512, 512], ge=1, least=1)
+    components: int = bound(64, ge=1)
     # updates, anew in each round
-    updates: int = 5000
+    updates: int = bound(5000, ge=1)
     # decisions of one update
-    batch_size: int = 256
+    batch_size: int = bound(256, ge=1)
     # of AdamW
-    learning_rate: float = 1e-3
+    learning_rate: float = bound(1e-3, gt=0)
     # share of the decisions that the error is measured on
-    held_out: float = 0.1
+    held_out: float = bound(0.1, gt=0, lt=1)
 
     def __post_init__(self) -> None:
-        own = "offline.dynamics"
-        for name in ("count", "components", "updates", "batch_size"):
-            require_range(own, name, getattr(self, name), 1)
-        require_range(own, "elites", self.elites, 1, self.count)
-        require_above_zero(own, "learning_rate", self.learning_rate)
-        if not 0.0 < self.held_out < 1.0:
+        super().__post_init__()
+        if self.elites > self.count:
             raise ConfigError(
-                f"{own}.held_out={self.held_out!r} is out of range; use a value between 0 and 1"
-            )
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(
-                f"{own}.hidden={list(self.hidden)!r} needs at least one width, each 1 or more"
+                f"offline.dynamics.elites={self.elites} is out of range: it must be 1 to "
+                f"offline.dynamics.count={self.count}"
             )
 
 
 @dataclass
-class OfflineConfig:
+class OfflineConfig(Bounded, place="offline"):
     """The phase ``offline``: ``rounds`` of learning from the data so far (0: the phase has nothing
     to do).
 
@@ -78,78 +71,47 @@ class OfflineConfig:
     ``evaluate``: held-out episodes after each round.
     """
 
-    rounds: int = 0
+    rounds: int = bound(0, ge=0)
     # episodes of the policy as it begins, before the first round
-    start_episodes: int = 0
+    start_episodes: int = bound(0, ge=0)
     # episodes of the policy after each round; 0: none, what was recorded is all (``env=dataset``)
-    episodes: int = 100
+    episodes: int = bound(100, ge=0)
     critics: CriticsConfig = field(default_factory=CriticsConfig)
     # updates of the critics in a round
-    critic_updates: int = 20000
+    critic_updates: int = bound(20000, ge=0)
     # decisions of one of their updates
-    batch_size: int = 256
+    batch_size: int = bound(256, ge=1)
     # of the values that V learns (0.5: the mean)
-    expectile: float = 0.7
+    expectile: float = bound(0.7, gt=0, lt=1)
     # discount per control step
-    gamma: float = 0.99
+    gamma: float = bound(0.99, ge=0, le=1)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     # updates of the policy's supervised loss in a round; 0: none
-    imitation_updates: int = 0
+    imitation_updates: int = bound(0, ge=0)
     # rows of one of these
-    imitation_batch: int = 64
+    imitation_batch: int = bound(64, ge=1)
     # at their start; it falls to 0
-    imitation_learning_rate: float = 5e-4
-    candidates: int = 100
+    imitation_learning_rate: float = bound(5e-4, gt=0)
+    candidates: int = bound(100, ge=1)
     # decisions drawn from the data for each candidate
-    states: int = 25600
+    states: int = bound(25600, ge=1)
     # passes over them
-    epochs: int = 1
+    epochs: int = bound(1, ge=1)
     # decisions of one update
-    minibatch_size: int = 512
+    minibatch_size: int = bound(512, ge=1)
     # of the policy on a candidate's states
-    learning_rate: float = 1e-5
+    learning_rate: float = bound(1e-5, gt=0)
     # clip range of the ratio, which falls to 0 over the phase
-    clip: float = 0.25
+    clip: float = bound(0.25, gt=0)
     # largest norm of the policy's gradient
-    grad_clip: float = 0.5
+    grad_clip: float = bound(0.5, gt=0)
     # a candidate that does not improve the estimate goes back; false: all stay
     gate: bool = True
-    min_gain: float = 0.05
+    min_gain: float = bound(0.05, ge=0)
     # decisions that the gate's estimate looks ahead in the learned model
-    horizon: int = 5
+    horizon: int = bound(5, ge=1)
     # states that it starts from
-    gate_states: int = 512
-    # any | first: which states these are
-    starts: str = "any"
+    gate_states: int = bound(512, ge=1)
+    # which states these are
+    starts: str = bound("any", choices=STARTS)
     evaluate: bool = True
-
-    def __post_init__(self) -> None:
-        own = "offline"
-        for name in (
-            "rounds",
-            "start_episodes",
-            "episodes",
-            "min_gain",
-            "critic_updates",
-            "imitation_updates",
-        ):
-            require_range(own, name, getattr(self, name), 0)
-        for name in (
-            "batch_size",
-            "candidates",
-            "states",
-            "epochs",
-            "minibatch_size",
-            "horizon",
-            "gate_states",
-            "imitation_batch",
-        ):
-            require_range(own, name, getattr(self, name), 1)
-        for name in ("learning_rate", "imitation_learning_rate", "clip", "grad_clip"):
-            require_above_zero(own, name, getattr(self, name))
-        require_range(own, "gamma", self.gamma, 0.0, 1.0)
-        if not 0.0 < self.expectile < 1.0:
-            raise ConfigError(
-                f"{own}.expectile={self.expectile!r} is out of range; use a value between 0 and 1"
-            )
-        require_choice(own, "starts", self.starts, STARTS)

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
 
 
 @dataclass
-class RecordingConfig:
+class RecordingConfig(Bounded, place="env"):
     """The robot, cameras, rate and tasks are read from ``dataset``, a LeRobotDataset v3; nothing is
     simulated.
 
@@ -41,32 +42,22 @@ class RecordingConfig:
     # of the action's numbers: one for all, or one for each; empty: as recorded
     units: list[str] = field(default_factory=list)
     # share of their range by which the bounds are wider than the actions that were recorded
-    margin: float = 0.1
+    margin: float = bound(0.1, ge=0, le=10, hint="a share of the actions' range, such as 0.1")
     # {key of the dataset: ours}
     rename: dict[str, str] = field(default_factory=dict)
     # which are used; empty: all
-    cameras: list[str] = field(default_factory=list)
+    cameras: list[str] = several([], once=True)
     # rows per second that are used; 0: all
-    control_hz: float = 0.0
+    control_hz: float = bound(0.0, ge=0, lt=math.inf, hint="0: every row")
     # actions are goals, so that rows may be left out
     goals: bool = False
     # instruction of episodes that have none
     instruction: str = ""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.margin <= 10.0:
-            raise ConfigError(
-                f"env.margin={self.margin} is a share of the actions' range: give 0 "
-                "to 10, such as 0.1"
-            )
-        if not 0.0 <= self.control_hz < math.inf:
-            raise ConfigError(
-                f"env.control_hz={self.control_hz} must be 0 (every row) or rows per second"
-            )
-        if twice := [name for name in self.cameras if self.cameras.count(name) > 1]:
-            raise ConfigError(f"env.cameras={self.cameras} names {twice[0]!r} twice")
+        super().__post_init__()
         ours = list(self.rename.values())
         if twice := [name for name in ours if ours.count(name) > 1]:
             raise ConfigError(
-                f"env.rename gives two keys of the dataset the name {twice[0]!r}: give each its own"
+                f"env.rename={self.rename} gives two keys of the dataset the name {twice[0]!r}: give each its own"
             )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from vla_rl.config.ranges import require_above_zero, require_choice, require_range
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.diagnostics import Diagnostic
 from vla_rl.errors import ConfigError
 
@@ -15,7 +15,7 @@ CONSERVATISM = ("none", "cql", "cal_ql")
 
 
 @dataclass
-class CriticsConfig:
+class CriticsConfig(Bounded, place="algorithm.critics"):
     """An ensemble of ``count`` action values, of which the smallest of ``subset`` random ones is
     the target (0: of all).
 
@@ -24,40 +24,35 @@ class CriticsConfig:
     """
 
     # action values of the ensemble
-    count: int = 2
+    count: int = bound(2, ge=1)
     # random ones of them whose smallest is the target; 0: all
-    subset: int = 0
+    subset: int = bound(0, ge=0)
     # widths of the layers
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    # mean | hl_gauss | c51: a number, or a distribution over bins
-    head: str = "mean"
+    hidden: list[int] = several([256, 256], ge=1, least=1)
+    # a number, or a distribution over bins
+    head: str = bound("mean", choices=HEADS)
     # value of the first bin
     low: float = 0.0
     # value of the last bin
     high: float = 1.0
     # bins of a head that is a distribution
-    bins: int = 51
+    bins: int = bound(51, ge=2)
     # share of the new weights that the targets take at each update
-    tau: float = 0.005
+    tau: float = bound(0.005, ge=0, le=1)
     # of AdamW
-    learning_rate: float = 3e-4
+    learning_rate: float = bound(3e-4, ge=0)
 
     def __post_init__(self) -> None:
-        require_range("algorithm.critics", "count", self.count, 1)
-        require_range("algorithm.critics", "subset", self.subset, 0, self.count)
-        require_range("algorithm.critics", "bins", self.bins, 2)
-        require_range("algorithm.critics", "tau", self.tau, 0.0, 1.0)
-        require_range("algorithm.critics", "learning_rate", self.learning_rate, 0)
-        require_choice("algorithm.critics", "head", self.head, HEADS)
+        super().__post_init__()
+        if self.subset > self.count:
+            raise ConfigError(
+                f"algorithm.critics.subset={self.subset} is out of range: it must be 0 to "
+                f"algorithm.critics.count={self.count}"
+            )
         if not self.low < self.high:
             raise ConfigError(
                 f"algorithm.critics.low={self.low} must lie below "
                 f"algorithm.critics.high={self.high}"
-            )
-        if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(
-                f"algorithm.critics.hidden={list(self.hidden)!r} needs at least one "
-                "width, each 1 or more"
             )
 
 
@@ -94,7 +89,7 @@ def _sac_figures(name: str) -> tuple[Diagnostic, ...]:
 
 
 @dataclass
-class ActorCriticConfig:
+class ActorCriticConfig(Bounded, place="algorithm"):
     """What TD3 and SAC share.
 
     Pace: ``updates_per_decision`` critic updates for each new decision, once ``start_decisions``
@@ -126,90 +121,65 @@ class ActorCriticConfig:
     gamma_per_control_step: ClassVar[bool] = True  # what is shaped by the discount has to know
 
     # decisions of one update
-    batch_size: int = 256
+    batch_size: int = bound(256, ge=1)
     # critic updates for each new decision
-    updates_per_decision: float = 1.0
+    updates_per_decision: float = bound(1.0, ge=0)
     # decisions that must be there before learning starts
-    start_decisions: int = 500
+    start_decisions: int = bound(500, ge=0)
     # first critic updates, without the actor
-    critic_warmup: int = 0
+    critic_warmup: int = bound(0, ge=0)
     # critic updates for each of the actor
-    actor_every: int = 2
+    actor_every: int = bound(2, ge=1)
     # critic updates before the first episode
-    offline_updates: int = 0
-    # none | cql | cal_ql: what keeps values low where there is no data, before the first episode
-    conservatism: str = "none"
+    offline_updates: int = bound(0, ge=0)
+    # what keeps values low where there is no data, before the first episode
+    conservatism: str = bound("none", choices=CONSERVATISM)
     # its weight
-    conservative_weight: float = 5.0
+    conservative_weight: float = bound(5.0, ge=0)
     # actions at random, of the actor, and of the actor at the next frame, that it compares with
-    conservative_samples: int = 10
+    conservative_samples: int = bound(10, ge=1)
     # the target of these updates takes the best of so many actions of a stochastic actor
     max_target_backup: bool = True
     # share of a batch that are demonstrations and what people chose
-    demonstration_share: float = 0.5
+    demonstration_share: float = bound(0.5, ge=0, le=1)
     # share of a batch from other runs (replay.offline)
-    offline_share: float = 0.0
+    offline_share: float = bound(0.0, ge=0, le=1)
     # demonstrations are drawn after the first episode too; false: only before it
     demonstrations_online: bool = True
     # discount per control step
-    gamma: float = 0.99
+    gamma: float = bound(0.99, ge=0, le=1)
     # decisions whose reward the target adds up
-    n_step: int = 1
+    n_step: int = bound(1, ge=1)
     critics: CriticsConfig = field(default_factory=CriticsConfig)
     # of the actor
-    learning_rate: float = 3e-4
+    learning_rate: float = bound(3e-4, ge=0)
     # weight of the squared distance to human and demonstrated actions
-    imitation_coef: float = 0.0
+    imitation_coef: float = bound(0.0, ge=0)
     # weight of the squared latent action
-    action_penalty: float = 0.0
+    action_penalty: float = bound(0.0, ge=0)
     # weight of the squared distance to what the actor did as the first episode began
-    anchor_coef: float = 0.0
+    anchor_coef: float = bound(0.0, ge=0)
     # updates over which it falls to nothing; 0: it stays
-    anchor_updates: int = 0
+    anchor_updates: int = bound(0, ge=0)
     # share of it that stays
-    anchor_floor: float = 0.0
+    anchor_floor: float = bound(0.0, ge=0, le=1)
     encoder_online: bool = True
-    gripper_penalty: float = 0.02
+    gripper_penalty: float = bound(0.02, ge=0)
     # largest norm of both gradients; null: no limit
-    grad_clip: float | None = 10.0
+    grad_clip: float | None = bound(10.0, gt=0)
     # updates in a row that are not finite before the run ends
-    max_bad_updates: int = 10
+    max_bad_updates: int = bound(10, ge=1)
     # of batches and noise; 0: the run's seed
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "batch_size",
-            "n_step",
-            "actor_every",
-            "conservative_samples",
-            "max_bad_updates",
-        ):
-            require_range("algorithm", name, getattr(self, name), 1)
-        for name in (
-            "updates_per_decision",
-            "start_decisions",
-            "critic_warmup",
-            "offline_updates",
-            "conservative_weight",
-            "learning_rate",
-            "imitation_coef",
-            "action_penalty",
-            "gripper_penalty",
-            "anchor_coef",
-            "anchor_updates",
-        ):
-            require_range("algorithm", name, getattr(self, name), 0)
-        require_above_zero("algorithm", "grad_clip", self.grad_clip)
-        for name in ("gamma", "demonstration_share", "offline_share", "anchor_floor"):
-            require_range("algorithm", name, getattr(self, name), 0.0, 1.0)
+        super().__post_init__()
         if self.demonstration_share + self.offline_share > 1:
             raise ConfigError(
                 f"algorithm.demonstration_share={self.demonstration_share:g} and "
                 f"algorithm.offline_share={self.offline_share:g} are more than a batch: they may "
                 "sum to 1"
             )
-        require_choice("algorithm", "conservatism", self.conservatism, CONSERVATISM)
         if not (self.encoder_online or self.offline_updates):
             raise ConfigError(
                 "algorithm.encoder_online=false keeps an encoder that learned before the first "
@@ -225,14 +195,9 @@ class TD3Config(ActorCriticConfig):
     diagnostics: ClassVar = _figures("td3")
 
     # std of the noise on the target action, in latent units
-    target_noise: float = 0.1
+    target_noise: float = bound(0.1, ge=0)
     # limit of that noise
-    target_clip: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("target_noise", "target_clip"):
-            require_range("algorithm", name, getattr(self, name), 0)
+    target_clip: float = bound(0.25, ge=0)
 
 
 @dataclass
@@ -247,17 +212,12 @@ class SACConfig(ActorCriticConfig):
     diagnostics: ClassVar = _sac_figures("sac")
 
     # weight of the entropy, at the start
-    temperature: float = 0.01
+    temperature: float = bound(0.01, gt=0)
     # of the temperature; 0: it stays
-    temperature_learning_rate: float = 3e-4
+    temperature_learning_rate: float = bound(3e-4, ge=0)
     # that the temperature follows; null: minus half the latent dimensions
     target_entropy: float | None = None
     entropy_in_backup: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_range("algorithm", "temperature_learning_rate", self.temperature_learning_rate, 0)
-        require_above_zero("algorithm", "temperature", self.temperature)
 
 
 @dataclass
@@ -270,20 +230,16 @@ class DSRLConfig(SACConfig):
     diagnostics: ClassVar = _sac_figures("dsrl")
 
     # updates of the noise critic for each of the actor
-    noise_updates: int = 1
+    noise_updates: int = bound(1, ge=1)
     # share of their noises that are the actor's; the rest is standard normal
-    own_share: float = 0.0
+    own_share: float = bound(0.0, ge=0, le=1)
     # weight of leaving the support of the noise
-    support_coef: float = 0.0
+    support_coef: float = bound(0.0, ge=0)
     # half squared norm from which it counts; null: half the dimensions
-    support_limit: float | None = None
+    support_limit: float | None = bound(None, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_range("algorithm", "noise_updates", self.noise_updates, 1)
-        require_range("algorithm", "own_share", self.own_share, 0.0, 1.0)
-        require_range("algorithm", "support_coef", self.support_coef, 0)
-        require_range("algorithm", "support_limit", self.support_limit, 0)
         if self.conservatism != "none" or self.imitation_coef:
             raise ConfigError(
                 "algorithm dsrl chooses noises, which demonstrations do not have: set "
@@ -301,14 +257,17 @@ class PARLConfig(ActorCriticConfig):
     diagnostics: ClassVar = _figures("parl")
 
     # improved decisions of one update of the policy
-    imitation_batch: int = 64
+    imitation_batch: int = bound(64, ge=1)
     # of the draw among them by their values; 0: the best
-    temperature: float = 0.0
+    temperature: float = bound(0.0, ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_range("algorithm", "imitation_batch", self.imitation_batch, 1, self.batch_size)
-        require_range("algorithm", "temperature", self.temperature, 0)
+        if self.imitation_batch > self.batch_size:
+            raise ConfigError(
+                f"algorithm.imitation_batch={self.imitation_batch} is out of range: it must be 1 to "
+                f"algorithm.batch_size={self.batch_size}"
+            )
         if self.imitation_coef or self.action_penalty or self.anchor_coef:
             raise ConfigError(
                 "algorithm parl imitates what its critic chose, and has no latent action: set "
@@ -327,21 +286,14 @@ class IQLConfig(ActorCriticConfig):
     climbs: ClassVar[bool] = False  # whether the actor climbs the critics later on
 
     # of the values that V learns (0.5: the mean; towards 1: the best that was done)
-    expectile: float = 0.7
+    expectile: float = bound(0.7, gt=0, lt=1)
     # decisions are imitated by exp(beta · advantage)
-    beta: float = 3.0
+    beta: float = bound(3.0, ge=0)
     # largest such weight
-    weight_limit: float = 100.0
+    weight_limit: float = bound(100.0, ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.expectile < 1.0:
-            raise ConfigError(
-                f"algorithm.expectile={self.expectile!r} is out of range; use a value "
-                "between 0 and 1"
-            )
-        require_range("algorithm", "beta", self.beta, 0)
-        require_range("algorithm", "weight_limit", self.weight_limit, 1.0)
         if (
             self.conservatism != "none"
             or self.imitation_coef
@@ -363,27 +315,27 @@ class IQLThenSACConfig(IQLConfig, SACConfig):
 
 
 @dataclass
-class DaggerConfig:
+class DaggerConfig(Bounded, place="algorithm"):
     """Settings of `Dagger`: ``updates_per_decision`` of ``batch_size`` decisions each, people's
     alone, for every new decision; ``offline_updates`` on the demonstrations before the first
     episode."""
 
     # decisions of one update, people's alone
-    batch_size: int = 256
+    batch_size: int = bound(256, ge=1)
     # updates for each new decision
-    updates_per_decision: float = 1.0
+    updates_per_decision: float = bound(1.0, ge=0)
     # decisions that must be there before learning starts
-    start_decisions: int = 0
+    start_decisions: int = bound(0, ge=0)
     # updates on the demonstrations before the first episode
-    offline_updates: int = 0
+    offline_updates: int = bound(0, ge=0)
     # of AdamW
-    learning_rate: float = 3e-4
+    learning_rate: float = bound(3e-4, ge=0)
     # of AdamW
-    weight_decay: float = 0.0
+    weight_decay: float = bound(0.0, ge=0)
     # largest norm of the gradient; null: no limit
-    grad_clip: float | None = 10.0
+    grad_clip: float | None = bound(10.0, gt=0)
     # updates in a row that are not finite before the run ends
-    max_bad_updates: int = 10
+    max_bad_updates: int = bound(10, ge=1)
     # of batches; 0: the run's seed
     seed: int = 0
 
@@ -391,16 +343,3 @@ class DaggerConfig:
         Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),
     )
     gamma: ClassVar[float] = 1.0  # it adds no rewards up
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "max_bad_updates"):
-            require_range("algorithm", name, getattr(self, name), 1)
-        for name in (
-            "updates_per_decision",
-            "start_decisions",
-            "offline_updates",
-            "learning_rate",
-            "weight_decay",
-        ):
-            require_range("algorithm", name, getattr(self, name), 0)
-        require_above_zero("algorithm", "grad_clip", self.grad_clip)

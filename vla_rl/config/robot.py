@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vla_rl.bounds import Bounded, bound
 from vla_rl.config.overrides import dotlist
 from vla_rl.config.own_files import searched
 from vla_rl.diagnostics import Diagnostic
@@ -63,7 +65,7 @@ SESSION_LOGS = {
 
 
 @dataclass
-class PracticeSettings:
+class PracticeSettings(Bounded, place="robot.practice"):
     """``reset`` is the task that undoes the others, and follows each; "": a person or the simulator
     puts things back.
 
@@ -76,46 +78,34 @@ class PracticeSettings:
     reset: str = ""
     checkpoint: str = ""
     # resets in a row that fail before a person is asked
-    failures: int = 3
+    failures: int = bound(3, ge=1)
     # lower corner of the box that the hand stays in, metres; empty: none
     low: list[float] = field(default_factory=list)
     # upper corner, metres
     high: list[float] = field(default_factory=list)
-    confident: float = 0.0
+    confident: float = bound(0.0, ge=0, le=1)
 
     def __post_init__(self) -> None:
-        if self.failures < 1 or not 0 <= self.confident <= 1:
-            raise ConfigError(
-                f"robot.practice.failures={self.failures} must be 1 or more, "
-                f"robot.practice.confident={self.confident} in [0, 1]"
-            )
+        super().__post_init__()
         if not self.reset and (self.checkpoint or self.low or self.high or self.confident):
             raise ConfigError("robot.practice.reset is empty: name the task that undoes the others")
 
 
 @dataclass
-class ReturnsSettings:
+class ReturnsSettings(Bounded, place="robot.returns"):
     """``share`` of the episodes (below 1; 0: none) begin where an earlier one failed or needed
     help. After ``shown`` failures running from one start a person is asked to show it (0: never);
     it is done with after ``mastered`` successes running without help."""
 
-    share: float = 0.0
+    share: float = bound(0.0, ge=0, lt=1)
     # failures in a row from one start after which a person shows it; 0: never
-    shown: int = 3
+    shown: int = bound(3, ge=0)
     # successes in a row without help after which it is done with
-    mastered: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1 or self.shown < 0 or self.mastered < 1:
-            raise ConfigError(
-                f"robot.returns.share={self.share} must be in [0, 1), "
-                f"robot.returns.shown={self.shown} 0 or more and "
-                f"robot.returns.mastered={self.mastered} 1 or more"
-            )
+    mastered: int = bound(2, ge=1)
 
 
 @dataclass
-class RobotSettings:
+class RobotSettings(Bounded, place="robot"):
     """A simulated arm (``world``) or a driver ("module:Class"), with ``options``; see
     `real.body.BodyConfig`.
 
@@ -142,9 +132,9 @@ class RobotSettings:
     # of the supervisor: `SupervisorConfig` below
     supervisor: dict[str, Any] = field(default_factory=dict)
     # ticks of the simulated arm a second
-    arm_hz: float = 100.0
+    arm_hz: float = bound(100.0, gt=0)
     # pictures of the simulated cameras a second
-    camera_hz: float = 20.0
+    camera_hz: float = bound(20.0, gt=0)
     camera_device: str = ""
     # the supervisor's SCHED_FIFO priority; 0: an ordinary process
     real_time: int = 0
@@ -161,13 +151,14 @@ class RobotSettings:
     rtc_guidance: float = 5.0
     # how the weights of that guidance fall: see `real.acting`
     rtc_schedule: str = "exp"
-    horizon: int = 0
+    horizon: int = bound(0, ge=0)
     tasks: list[str] = field(default_factory=list)
-    score_every: int = 4
+    score_every: int = bound(4, ge=1)
     practice: PracticeSettings = field(default_factory=PracticeSettings)
     returns: ReturnsSettings = field(default_factory=ReturnsSettings)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.practice.reset and self.returns.share:
             raise ConfigError(
                 f"robot.returns.share={self.returns.share}: in practice nobody puts things back, "
@@ -178,31 +169,25 @@ class RobotSettings:
             raise ConfigError(
                 f"robot.world={self.world!r} and robot.driver={self.driver!r}: give one of them"
             )
-        if self.horizon < 0 or self.camera_hz <= 0 or self.arm_hz <= 0 or self.score_every < 1:
-            raise ConfigError(
-                f"robot.horizon={self.horizon} must be 0 or more, robot.camera_hz={self.camera_hz} "
-                f"and robot.arm_hz={self.arm_hz} above 0, robot.score_every={self.score_every} 1 "
-                "or more"
-            )
 
 
 @dataclass
-class OperatorSettings:
+class OperatorSettings(Bounded, place="operator"):
     """A scripted operator takes over after ``patience_s`` without ``gain`` of the task's progress
     (0 to 1), and a reaction; hands back once it has brought ``help_gain`` of it, or after
     ``longest_s``. Its hand moves at ``speed`` times the expert's motion, ``lag_s`` late and with
     ``noise``."""
 
     # seconds without progress before it takes over
-    patience_s: float = 1.0
+    patience_s: float = bound(1.0, gt=0)
     # progress (0 to 1) that counts as some
     gain: float = 0.02
     # progress that it brings before it hands back
     help_gain: float = 0.4
     # seconds after which it hands back anyway
-    longest_s: float = 5.0
+    longest_s: float = bound(5.0, gt=0)
     # share of the expert's speed
-    speed: float = 0.5
+    speed: float = bound(0.5, gt=0, le=1)
     # seconds that its hand is late
     lag_s: float = 0.15
     # of its hand's motion
@@ -211,14 +196,6 @@ class OperatorSettings:
     reaction_median_s: float = 0.5
     # of its reactions and its noise
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.speed <= 1 or self.patience_s <= 0 or self.longest_s <= 0:
-            raise ConfigError(
-                f"operator.speed={self.speed} must be in (0, 1], "
-                f"operator.patience_s={self.patience_s} and operator.longest_s={self.longest_s} "
-                "above 0"
-            )
 
     @classmethod
     def of(cls, overrides: Sequence[str]) -> OperatorSettings:
@@ -379,4 +356,7 @@ def _checked(kind: Any, values: Any, place: str) -> Any:
             raise ConfigError(
                 f"{place}{name}={value!r} is of the wrong type: {fields[name]} is expected"
             )
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(x, float) and not math.isfinite(x) for x in parts):
+            raise ConfigError(f"{place}{name}={value} is not finite: give a number")
     return kind(**values)

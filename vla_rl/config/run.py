@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
 
 MOST_SLOTS = 4096  # per worker
@@ -14,7 +15,7 @@ WANDB_MODES = ("auto", "online", "offline", "off")
 
 
 @dataclass
-class CollectConfig:
+class CollectConfig(Bounded, place="collect"):
     """Scripted demonstrations. ``action_noise`` is the std of the Gaussian added to the executed
     action, as a share of the action range's half-width; the recorded label stays clean, so
     demonstrations show recoveries (DART). ``speed`` scales the expert's motion: people demonstrate
@@ -28,63 +29,40 @@ class CollectConfig:
     ``sample``."""
 
     # demonstrations of each task; of a published dataset at most so many
-    episodes_per_task: int = 100
-    action_noise: float = 0.3
-    speed: float = 1.0
-    horizon: int = 0
+    episodes_per_task: int = bound(100, ge=1)
+    action_noise: float = bound(0.3, ge=0)
+    speed: float = bound(1.0, gt=0, le=1, hint="a share of the expert's own")
+    horizon: int = bound(0, ge=0)
     # processes that demonstrate
-    workers: int = 2
+    workers: int = bound(2, ge=1)
     # keep successful demonstrations alone, and repeat those that fail
     only_success: bool = True
     # pictures as H.264 instead of PNG
     video: bool = False
     # keep control steps of a published dataset that do nothing
     keep_noops: bool = False
-    # a checkpoint that demonstrates in the expert's place; empty: the expert does
+    # a checkpoint, or the address of who serves one (ws://HOST:PORT), that demonstrates in the
+    # expert's place; empty: the expert does
     policy: str = ""
     # successes per one that is kept, the smoothest first; 1: all are kept
-    oversample: float = 1.0
+    oversample: float = bound(1.0, ge=1, hint="successes per one that is kept")
     # that policy samples its actions instead of taking the likeliest
     sample: bool = False
     # share of the time limit in which the policy beneath that of collect.policy acts first; 0:
     # never
-    base_share: float = 0.0
+    base_share: float = bound(0.0, ge=0, le=1, hint="a share of the time limit; 0: never")
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.base_share <= 1.0:
-            raise ConfigError(
-                f"collect.base_share={self.base_share} is a share of the time limit: "
-                "give 0 (never) to 1"
-            )
+        super().__post_init__()
         if self.base_share and not self.policy:
             raise ConfigError(
                 f"collect.base_share={self.base_share} lets the policy beneath that of "
                 "collect.policy act first: name its checkpoint with collect.policy=FOLDER"
             )
-        if self.oversample < 1.0:
-            raise ConfigError(
-                f"collect.oversample={self.oversample} must be 1 or more: successes "
-                "per one that is kept"
-            )
-        if (
-            self.episodes_per_task < 1
-            or self.workers < 1
-            or self.action_noise < 0
-            or self.horizon < 0
-        ):
-            raise ConfigError(
-                "collect needs episodes_per_task >= 1, workers >= 1, action_noise >= 0 and horizon "
-                f">= 0, got {self.episodes_per_task}, {self.workers}, {self.action_noise}, "
-                f"{self.horizon}"
-            )
-        if not 0.0 < self.speed <= 1.0:
-            raise ConfigError(
-                f"collect.speed is the share of the expert's own speed, in (0, 1], got {self.speed}"
-            )
 
 
 @dataclass
-class SlotsConfig:
+class SlotsConfig(Bounded, place="slots"):
     """Where the env's slots live. ``workers`` = 0 runs the simulator in the main process
     (deterministic order).
 
@@ -92,58 +70,37 @@ class SlotsConfig:
     not go with these.
     """
 
-    workers: int = 2
+    workers: int = bound(2, ge=0)
     # episodes that run at a time in each worker
-    slots_per_worker: int = 8
+    slots_per_worker: int = bound(8, ge=1, le=MOST_SLOTS)
     # seconds without an answer after which a worker is replaced
-    hang_timeout: float = 120.0
+    hang_timeout: float = bound(120.0, gt=0)
     # replacements of a worker before the run ends
-    max_restarts: int = 5
+    max_restarts: int = bound(5, ge=0)
     python: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.python and self.workers == 0:
             raise ConfigError(
                 f"slots.python={self.python} is what worker processes run under, and "
                 "slots.workers=0 starts none: set slots.workers, or leave slots.python empty"
             )
-        if self.workers < 0 or self.slots_per_worker < 1:
-            raise ConfigError(
-                f"slots needs workers >= 0 and slots_per_worker >= 1, got {self.workers} and "
-                f"{self.slots_per_worker}"
-            )
-        if self.slots_per_worker > MOST_SLOTS:
-            raise ConfigError(
-                f"slots.slots_per_worker={self.slots_per_worker} are more episodes at a time than "
-                f"memory holds: give at most {MOST_SLOTS}"
-            )
-        if not self.hang_timeout > 0 or self.max_restarts < 0:
-            raise ConfigError(
-                "slots needs hang_timeout > 0 (seconds) and max_restarts >= 0, got "
-                f"{self.hang_timeout} and {self.max_restarts}"
-            )
 
 
 @dataclass
-class ReplayConfig:
+class ReplayConfig(Bounded, place="replay"):
     """The replay of algorithms that have one: ``ram_bytes`` of it are kept in RAM, small columns
     first; the rest is read from the run's folder. ``offline``: folders of other runs (or their
     replays), whose episodes are there before the first of this one; of each batch
     ``algorithm.offline_share`` are theirs."""
 
-    ram_bytes: int = RAM_BYTES
+    ram_bytes: int = bound(RAM_BYTES, ge=0, hint="0: all is read from the disk")
     offline: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.ram_bytes < 0:
-            raise ConfigError(
-                f"replay.ram_bytes is {self.ram_bytes}, it must be 0 (all from the "
-                "disk) or more bytes"
-            )
 
 
 @dataclass
-class ConcurrentConfig:
+class ConcurrentConfig(Bounded, place="rl.concurrent"):
     """An actor and a learner in two processes (``rl.rhythm=concurrent``).
 
     Weights are published every ``publish_every`` updates, and whenever nothing is left to learn;
@@ -155,70 +112,38 @@ class ConcurrentConfig:
     """
 
     # updates between two publications of the weights
-    publish_every: int = 50
+    publish_every: int = bound(50, ge=1)
     # episodes after which the actor takes the newest weights; 0: once an iteration
-    swap_every: int = 0
-    max_ahead: int = 0
+    swap_every: int = bound(0, ge=0)
+    max_ahead: int = bound(0, ge=0)
     # torch threads of the learner's process
-    threads: int = 1
-    # how much lower its priority is, 0 to 19
-    nice: int = 5
+    threads: int = bound(1, ge=1)
+    # how much lower its priority is
+    nice: int = bound(5, ge=0, le=19, hint="0: as the actor; 19: only what is left over")
     # times that it is started again after it died
-    restarts: int = 3
+    restarts: int = bound(3, ge=0)
     # seconds without an update after which it is started again; 0: any time
-    hang_seconds: float = 600.0
-
-    def __post_init__(self) -> None:
-        least_of = {
-            "publish_every": 1,
-            "swap_every": 0,
-            "max_ahead": 0,
-            "threads": 1,
-            "restarts": 0,
-            "hang_seconds": 0,
-        }
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"rl.concurrent.{name}={getattr(self, name)} must be {least} or more"
-                )
-        if not 0 <= self.nice <= 19:
-            raise ConfigError(
-                f"rl.concurrent.nice={self.nice} must be from 0 (as the actor) to 19 "
-                "(only what is left over)"
-            )
+    hang_seconds: float = bound(600.0, ge=0)
 
 
 RESTART_SOURCES = DEMONSTRATIONS, SUCCESSES, FAILURES = "demonstrations", "successes", "failures"
 
 
 @dataclass
-class RestartsConfig:
+class RestartsConfig(Bounded, place="rl.restarts"):
     """Episodes that begin in the middle of another one (`vla_rl.learning.restarts`): ``share`` of
     each iteration's episodes (or groups), in a state along the ``sources`` demonstrations,
     successes and failures (of the policy's own), of which the newest ``episodes`` of each task are
     kept; at most ``latest`` of the time limit is over by then."""
 
     # share of an iteration's episodes (or groups) that begin in the middle of another; 0: none
-    share: float = 0.0
+    share: float = bound(0.0, ge=0, le=1)
     # demonstrations, successes, failures: what they begin in
-    sources: list[str] = field(default_factory=lambda: [DEMONSTRATIONS])
+    sources: list[str] = several([DEMONSTRATIONS], choices=RESTART_SOURCES, least=1)
     # newest episodes of each task that are kept for it
-    episodes: int = 64
+    episodes: int = bound(64, ge=1)
     # share of the time limit that may be over by then
-    latest: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.sources or not {*self.sources} <= {*RESTART_SOURCES}:
-            raise ConfigError(
-                f"rl.restarts.sources={list(self.sources)}: name one or more of "
-                f"{', '.join(RESTART_SOURCES)}"
-            )
-        if not (0.0 <= self.share <= 1.0 and 0.0 < self.latest < 1.0 and self.episodes >= 1):
-            raise ConfigError(
-                "rl.restarts needs 0 <= share <= 1, 0 < latest < 1 (of the time limit) and "
-                f"episodes >= 1, got {self.share}, {self.latest} and {self.episodes}"
-            )
+    latest: float = bound(0.5, gt=0, lt=1)
 
     @property
     def used(self) -> list[str]:
@@ -227,7 +152,7 @@ class RestartsConfig:
 
 
 @dataclass
-class RLConfig:
+class RLConfig(Bounded, place="rl"):
     """The online loop. ``episodes_per_iteration`` counts episodes, group members included.
 
     ``init_states`` is the number of training initial states per task (0: unlimited, every episode
@@ -252,107 +177,64 @@ class RLConfig:
     """
 
     # rounds of rolling out and learning
-    iterations: int = 20
-    episodes_per_iteration: int = 64
+    iterations: int = bound(20, ge=0)
+    episodes_per_iteration: int = bound(64, ge=1)
     # episodes of one task and initial state that are compared with each other
-    group_size: int = 1
-    init_states: int = 0
+    group_size: int = bound(1, ge=1)
+    init_states: int = bound(0, ge=0)
     # held-out evaluation every so many iterations; 0: never
-    eval_every: int = 0
-    checkpoint_every: int = 1
-    keep_checkpoints: int = 0
+    eval_every: int = bound(0, ge=0)
+    checkpoint_every: int = bound(1, ge=1)
+    keep_checkpoints: int = bound(0, ge=0)
     keep_best: bool = True
     # learn only from groups with a success rate from success_low to success_high
     dynamic_sampling: bool = False
-    dynamic_sampling_by: str = "success"  # success | reward
+    # what has to differ within a group
+    dynamic_sampling_by: str = bound("success", choices=("success", "reward"))
     # least success rate of such a group
-    success_low: float = 0.1
+    success_low: float = bound(0.1, ge=0, le=1)
     # largest one
-    success_high: float = 0.9
+    success_high: float = bound(0.9, ge=0, le=1)
     # rollouts at most to fill an iteration with such groups
-    max_sampling_rounds: int = 10
+    max_sampling_rounds: int = bound(10, ge=1)
     # iterations for which surplus groups are kept
-    max_staleness: int = 4
-    guard: str = "warn"  # off | warn | stop
+    max_staleness: int = bound(4, ge=0)
+    # what the run does where its first iterations teach nothing
+    guard: str = bound("warn", choices=("off", "warn", "stop"))
     # first iterations, after the critic's warm-up, that the guard looks at; 0: none
-    guard_iterations: int = 5
+    guard_iterations: int = bound(5, ge=0)
     # success rate that the 95 % upper bound must reach there
-    guard_success: float = 0.03
-    fallback: str = "none"  # none | progress
+    guard_success: float = bound(0.03, gt=0, le=1)
+    # the reward that it goes on with there
+    fallback: str = bound("none", choices=("none", "progress"))
     fallback_reward: dict[str, Any] = field(default_factory=dict)
-    rhythm: str = "alternate"  # alternate | concurrent
+    # whether episodes and updates take turns
+    rhythm: str = bound("alternate", choices=("alternate", "concurrent"))
     concurrent: ConcurrentConfig = field(default_factory=ConcurrentConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
 
     def __post_init__(self) -> None:
-        self._check_guard()
-        if self.rhythm not in ("alternate", "concurrent"):
-            raise ConfigError(f"rl.rhythm is {self.rhythm!r}, choose one of alternate, concurrent")
+        if self.guard == "False":  # YAML reads a bare off as false
+            self.guard = "off"
+        super().__post_init__()
         if self.rhythm == "concurrent" and self.dynamic_sampling:
             raise ConfigError(
                 "rl.rhythm=concurrent learns from every episode, and rl.dynamic_sampling=true "
                 "chooses among those of an iteration: leave one of them out"
             )
-        if self.dynamic_sampling_by not in ("success", "reward"):
-            raise ConfigError(
-                f"rl.dynamic_sampling_by is {self.dynamic_sampling_by!r}, choose one "
-                "of success, reward"
-            )
         if self.dynamic_sampling and self.group_size < 2:
             raise ConfigError(
-                "rl.dynamic_sampling compares group members: set rl.group_size >= 2, "
+                "rl.dynamic_sampling=true compares group members: set rl.group_size >= 2, "
                 f"got {self.group_size}"
             )
-        if (
-            not 0.0 <= self.success_low <= self.success_high <= 1.0
-            or self.max_sampling_rounds < 1
-            or self.max_staleness < 0
-        ):
+        if self.success_low > self.success_high:
             raise ConfigError(
-                "rl needs 0 <= success_low <= success_high <= 1, max_sampling_rounds >= 1 and "
-                f"max_staleness >= 0, got {self.success_low}, {self.success_high}, "
-                f"{self.max_sampling_rounds} and {self.max_staleness}"
+                f"rl.success_low={self.success_low} must be at most rl.success_high={self.success_high}"
             )
-        if self.episodes_per_iteration < 1:
+        if self.episodes_per_iteration % self.group_size:
             raise ConfigError(
-                f"rl.episodes_per_iteration={self.episodes_per_iteration} must be 1 or more"
-            )
-        if self.group_size < 1 or self.episodes_per_iteration % self.group_size:
-            raise ConfigError(
-                f"rl.episodes_per_iteration ({self.episodes_per_iteration}) must be a multiple of "
-                f"rl.group_size ({self.group_size})"
-            )
-        if self.keep_checkpoints < 0:
-            raise ConfigError(
-                f"rl.keep_checkpoints={self.keep_checkpoints} must be 0 (none) or more"
-            )
-        if (
-            self.iterations < 0
-            or self.checkpoint_every < 1
-            or self.eval_every < 0
-            or self.init_states < 0
-        ):
-            raise ConfigError(
-                "rl.iterations, rl.eval_every (0: never) and rl.init_states (0: unlimited) must be "
-                f">= 0 and rl.checkpoint_every >= 1, got {self.iterations}, {self.eval_every}, "
-                f"{self.init_states} and {self.checkpoint_every}"
-            )
-
-    def _check_guard(self) -> None:
-        if self.guard == "False":  # YAML reads a bare off as false
-            self.guard = "off"
-        for name, choices in (
-            ("guard", ("off", "warn", "stop")),
-            ("fallback", ("none", "progress")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"rl.{name} is {getattr(self, name)!r}, choose one of {', '.join(choices)}"
-                )
-        if self.guard_iterations < 0 or not 0.0 < self.guard_success <= 1.0:
-            raise ConfigError(
-                "rl needs guard_iterations >= 0 and 0 < guard_success <= 1, got "
-                f"{self.guard_iterations} and {self.guard_success}"
+                f"rl.episodes_per_iteration={self.episodes_per_iteration} must be a multiple of "
+                f"rl.group_size={self.group_size}"
             )
         if self.fallback == "none" and self.fallback_reward:
             raise ConfigError(
@@ -367,12 +249,13 @@ class RLConfig:
 
 
 @dataclass
-class WandbConfig:
+class WandbConfig(Bounded, place="wandb"):
     """Weights & Biases. ``mode`` auto: online where the user is logged in, else offline; off: not
     at all. ``wandb=false``, ``wandb=true`` and ``wandb=offline`` set it too. ``name`` (empty: the
     run's own)."""
 
-    mode: str = "auto"  # auto | online | offline | off
+    # auto: online where the user is logged in, else offline
+    mode: str = bound("auto", choices=WANDB_MODES, hint="or wandb=true, wandb=false")
     # the project that runs are logged to
     project: str = "vla-rl"
     # the user or team that owns it; empty: the account's own
@@ -384,8 +267,4 @@ class WandbConfig:
     def __post_init__(self) -> None:
         # YAML reads a bare off as false
         self.mode = {"True": "auto", "False": "off"}.get(self.mode, self.mode)
-        if self.mode not in WANDB_MODES:
-            choices = ", ".join(WANDB_MODES)
-            raise ConfigError(
-                f"wandb.mode is {self.mode!r}, choose one of {choices} (or wandb=true, wandb=false)"
-            )
+        super().__post_init__()

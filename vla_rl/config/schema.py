@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import math
 import re
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vla_rl.bounds import Bounded, bounds_of
 from vla_rl.errors import ConfigError
-
-# Schemas that stand in several places: (where this one is, what its messages say, what they should
-# say; *: that place).
-_MOVED = (
-    ("reward.parts.", "reward", "*"),
-    ("rl.fallback_reward", "reward", "*"),
-    ("offline.critics", "algorithm.critics", "*"),
-    ("algorithm", "sft.augment", "algorithm.augment"),
-)
 
 
 def checked(schema: type, values: dict[str, Any], where: str) -> Any:
@@ -28,11 +22,11 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    _refuse_unknown(schema, values, where)
+    _look(schema, values, where)
     try:
         found = OmegaConf.to_object(OmegaConf.merge(_structured(schema), values))
     except ConfigError as error:
-        raise ConfigError(_with_its_key(str(error), schema, values, where)) from None
+        raise ConfigError(_placed(str(error), schema, where)) from None
     except OmegaConfBaseException as error:
         key = ".".join(p for p in (where, str(error.full_key or "")) if p)
         reason = str(error).splitlines()[0].rstrip(".")
@@ -57,53 +51,20 @@ def checked(schema: type, values: dict[str, Any], where: str) -> Any:
     return found
 
 
-def _with_its_key(text: str, schema: type, values: dict[str, Any], where: str) -> str:
-    """The message of a schema's own check, with the key as the user typed it: some name several
-    keys, or a usual place."""
-    of_memory = (
-        [("algorithm", "sft.augment", "algorithm.memory.augment")] if "memory" in values else []
-    )
-    for place, usual, here in (*of_memory, *_MOVED):
-        if where.startswith(place):
-            text = re.sub(
-                rf"(?<![\w.]){re.escape(usual)}(?=[. ])", where if here == "*" else here, text
-            )
-    names = "|".join(re.escape(f"{where}.{name}" if where else str(name)) for name in values)
-    if re.match(rf"({names})[\w.]*(=| is )", text):
-        return text
-    if any(
-        f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(schema)
-    ):
-        return text  # a user's own, without defaults to compare with
-    path: list[str] = []
-    rest: Any = values
-    default: Any = dataclasses.asdict(schema())
-    # which key alone, left at its default, makes it right?
-    while isinstance(rest, dict) and isinstance(default, dict):
-        changed = [key for key in rest if rest[key] != default.get(key)]
-        found = [key for key in changed if _fits(schema, _without(values, [*path, key]))]
-        if len(found) != 1:
-            return text
-        path, rest, default = [*path, found[0]], rest[found[0]], default.get(found[0])
-    return f"{'.'.join([where, *path] if where else path)}={rest}: {text}"
+def _placed(text: str, schema: type, where: str) -> str:
+    """What a schema's own check says, with keys where they stand: it calls them by their usual
+    place."""
+    for usual, here in _places(schema, where):
+        text = re.sub(rf"(?<![\w.]){re.escape(usual)}(?=\.\w)", here, text)
+    return text if not where or where in text else f"{where}: {text}"
 
 
-def _without(values: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    if len(path) == 1:
-        return {key: value for key, value in values.items() if key != path[0]}
-    return {
-        key: _without(value, path[1:]) if key == path[0] else value for key, value in values.items()
-    }
-
-
-def _fits(schema: type, values: dict[str, Any]) -> bool:
-    from omegaconf import OmegaConf
-
-    try:
-        OmegaConf.to_object(OmegaConf.merge(_structured(schema), values))
-    except ConfigError:
-        return False
-    return True
+def _places(schema: type, where: str) -> Iterator[tuple[str, str]]:
+    """(usual place, this one) of a schema and those in it that stand elsewhere than usual."""
+    if issubclass(schema, Bounded) and schema.place not in ("", where):
+        yield schema.place, where
+    for name, inner in _parts(schema).items():
+        yield from _places(inner, f"{where}.{name}" if where else name)
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
@@ -139,28 +100,47 @@ def _at(values: Any, path: str) -> Any:
     return values
 
 
-def _refuse_unknown(schema: type, values: dict[str, Any], where: str) -> None:
-    known = {f.name: f for f in dataclasses.fields(schema)}
-    # (of a run; they stand as GROUP.type)
-    shown = [name for name in known if where or not name.endswith("_type")]
+@functools.cache
+def _parts(schema: type) -> dict[str, type]:
+    """{field: dataclass} of the fields that hold one."""
+    hints = typing.get_type_hints(schema)
+    kinds = {f.name: hints[f.name] for f in dataclasses.fields(schema)}
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+
+
+def _look(schema: type, values: dict[str, Any], where: str) -> None:
+    """Raise `ConfigError` for a key that there is not, and a value beyond the limits of its field."""
+    known = [f.name for f in dataclasses.fields(schema)]
+    limits, parts = bounds_of(schema), _parts(schema)
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            close = difflib.get_close_matches(str(key), shown, n=1)
-            prefix = f"{where}." if where else ""
-            listing = (
-                f" Known keys here: {', '.join(sorted(shown))}."
-                if shown
-                else " There are no keys here."
-            )
-            hint = f" Did you mean '{prefix}{close[0]}'?" if close else listing
-            raise ConfigError(f"unknown config key '{path}' (value {value!r}).{hint}")
-        factory = known[key].default_factory
-        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            raise _unknown(known, key, value, where)
+        if key in parts:
             if not isinstance(value, dict):
-                keys = ", ".join(f.name for f in dataclasses.fields(factory))
+                keys = ", ".join(f.name for f in dataclasses.fields(parts[key]))
                 raise ConfigError(
                     f"{path} is {value!r}, it must be a mapping. Set one of its keys "
                     f"instead: {keys}"
                 )
-            _refuse_unknown(factory, value, path)
+            _look(parts[key], value, path)
+        elif key in limits:
+            with contextlib.suppress(TypeError):  # of another type, which is told later
+                limits[key].check(value, path)
+
+
+def _unknown(known: Sequence[str], key: Any, value: Any, where: str) -> ConfigError:
+    # (of a run; they stand as GROUP.type)
+    shown = [name for name in known if where or not name.endswith("_type")]
+    prefix = f"{where}." if where else ""
+    if close := difflib.get_close_matches(str(key), shown, n=1):
+        hint = f"Did you mean '{prefix}{close[0]}'?"
+    elif shown:
+        hint = f"Known keys here: {', '.join(sorted(shown))}."
+    else:
+        hint = "There are no keys here."
+    return ConfigError(f"unknown config key '{prefix}{key}' (value {value!r}). {hint}")

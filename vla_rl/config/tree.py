@@ -6,15 +6,16 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import CorrectsStaleness
+from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
+from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.algorithms import CurriculumConfig
-from vla_rl.config.cluster import WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
+from vla_rl.config.cluster import MODES, WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
 from vla_rl.config.episodes import EvaluateConfig, RewardCheckConfig, RolloutConfig
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.config.offline import OfflineConfig
@@ -25,6 +26,7 @@ from vla_rl.config.run import CollectConfig, ReplayConfig, RLConfig, SlotsConfig
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
+from vla_rl.hub import DATASET, located
 
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to
 # compute, not what.
@@ -61,22 +63,23 @@ MACHINE_KEYS = (
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Bounded):
     """One run. Component groups are already their own dataclasses here; ``*_type`` keeps the
     name they came from."""
 
     # the run's folder inside output_dir; may be a path such as study/seed_1
     name: str = "run"
     # of everything that is drawn at random
-    seed: int = 0
+    seed: int = bound(0, ge=0, lt=2**63)
     # the folder that runs are kept in
     output_dir: str = "outputs"
-    threads: int = 0  # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
+    # torch threads of the main process; 0: all cores, or OMP_NUM_THREADS
+    threads: int = bound(0, ge=0, hint="0: all cores")
     # of the policy and what learns: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1"
     device: str = "auto"
-    tasks: list[str] = field(default_factory=list)  # empty: all tasks of the env
+    tasks: list[str] = several([], once=True)  # empty: all tasks of the env
     # tasks that nothing is trained on; evaluations count them apart
-    held_out_tasks: list[str] = field(default_factory=list)
+    held_out_tasks: list[str] = several([], once=True)
     # what is run, in this order: see `vla_rl.config.phases`
     phases: list[str] = field(default_factory=lambda: list(USUAL_PHASES))
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
@@ -114,6 +117,7 @@ class RunConfig:
     cluster: Any = None  # on which machines they do
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_phases()
         for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
             setattr(self, key, os.path.expanduser(getattr(self, key)))
@@ -134,10 +138,6 @@ class RunConfig:
                 f"name={self.name!r} is no name for a run: it becomes a folder inside output_dir, "
                 "so give a word, or a path without '..' such as study/seed_1"
             )
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} must be 0 or more, and below 2**63")
-        if self.threads < 0:
-            raise ConfigError(f"threads={self.threads} must be 0 (all cores) or more")
         both = sorted(set(self.tasks) & set(self.held_out_tasks))
         if both:
             raise ConfigError(
@@ -161,11 +161,6 @@ class RunConfig:
                 f"phases={list(self.phases)} must name each phase once, in order: "
                 f"phases=[{','.join(order)}]"
             )
-        for key in ("tasks", "held_out_tasks"):
-            names = getattr(self, key)
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ConfigError(f"{key} has {twice[0]!r} more than once; name each task once")
 
     @property
     def run_dir(self) -> Path:
@@ -216,17 +211,12 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         groups[f"{group}_type"] = kind
         groups[group] = checked(build.config_class(group, kind), values, group)
     config = checked(RunConfig, tree, "")
-    cluster, algorithm = groups["cluster"], groups["algorithm"]
-    if (
-        cluster.ahead
-        and isinstance(algorithm, CorrectsStaleness)
-        and algorithm.recompute_old_log_prob
-    ):
-        algorithm.behavior_weight = (
-            cluster.correction if algorithm.behavior_weight == "none" else algorithm.behavior_weight
-        )
     for key, value in groups.items():
         setattr(config, key, value)
+    config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
+    config.collect.policy = located(config.collect.policy)
+    if asked(config.policy, PolicyOptions).checkpoint:
+        config.policy.checkpoint = located(config.policy.checkpoint)
     return config
 
 
@@ -236,6 +226,30 @@ def to_tree(config: RunConfig) -> dict[str, Any]:
     for group in COMPONENTS:
         tree[group] = {"type": tree.pop(f"{group}_type"), **(tree[group] or {})}
     return tree
+
+
+def as_learned(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's tree with ``algorithm.behavior_weight`` as it is learned with: where that is none,
+    and rollouts run ahead of a learner that asks the policy anew, ``cluster.correction``."""
+    algorithm, cluster = tree.get("algorithm"), tree.get("cluster")
+    if not isinstance(algorithm, Mapping) or not isinstance(cluster, Mapping):
+        return dict(tree)
+    ahead = cluster.get("max_staleness")
+    if ahead is None:
+        ahead = MODES.get(cluster.get("mode", "sync"), 0)
+    left = algorithm.get("behavior_weight") == "none" and algorithm.get("recompute_old_log_prob")
+    if not (ahead and left):
+        return dict(tree)
+    weight = cluster.get("correction", "none")
+    return {**tree, "algorithm": {**algorithm, "behavior_weight": weight}}
+
+
+def learned_algorithm(config: RunConfig) -> Any:
+    """The options of the run's algorithm, as `as_learned`."""
+    own = as_learned(to_tree(config))["algorithm"].get("behavior_weight")
+    if own in (None, asked(config.algorithm, AlgorithmOptions).behavior_weight):
+        return config.algorithm
+    return dataclasses.replace(config.algorithm, behavior_weight=own)
 
 
 def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

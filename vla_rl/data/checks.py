@@ -22,6 +22,7 @@ from vla_rl.specs import EmbodimentSpec
 
 ERROR, WARNING = "error", "warning"
 LARGEST = 1e6  # no state or action of a robot is larger, in any unit that embodiments use
+SUMMED = 1e12  # nor anything else that learners add up and square: a reward
 LONGEST_TEXT = 1000  # letters of an instruction
 # what ordinary texts have: ends of lines, and Unicode's joiner and non-joiner of letters
 _INVISIBLE = "\n\r\t\u200c\u200d"
@@ -295,8 +296,8 @@ class DataCheck:
             ),
             (
                 "too_large",
-                "is {value:g}, which no robot's number is",
-                (np.abs(values) > LARGEST) & (key in LEEWAY),
+                f"is {{value:g}}, which {'no robot' if key in LEEWAY else 'nobody'}'s number is",
+                np.abs(values) > (LARGEST if key in LEEWAY else SUMMED),
                 "Leave the episode out, or mend its units",
             ),
         ):

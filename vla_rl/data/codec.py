@@ -27,7 +27,9 @@ def observation_from_state(state: Mapping[str, Any]) -> Observation:
 
 def trajectory_state(trajectory: Trajectory) -> dict[str, Any]:
     """Nested dicts of tensors, numbers and strings; `trajectory_from_state` inverts it."""
+    trajectory = trajectory.whole()
     state = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    del state["payload"]
     state["episode"] = dataclasses.asdict(trajectory.episode)
     for name in ("observations", "final_observation"):
         state[name] = observation_state(state[name])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import TimeLimit
+from vla_rl.asked import EnvOptions, asked
 from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect_worker import collect_one, embodiment, open_demonstrator
 from vla_rl.data.lerobot_format import SENT_KEY
@@ -45,8 +45,7 @@ def collect_demonstrations(
     counts. Raises `UserError` when more than half of the attempts at a task fail.
     """
     if config.horizon:
-        has_limit = isinstance(env_config, TimeLimit)
-        if not has_limit:
+        if asked(env_config, EnvOptions).horizon is None:
             raise ConfigError(
                 f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change"
             )

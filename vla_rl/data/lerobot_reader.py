@@ -357,6 +357,8 @@ def read_info(path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{file} is damaged (it names no codebase_version or no features): {AGAIN}"
         )
+    if wrong := [name for name, told in info["features"].items() if not isinstance(told, dict)]:
+        raise DatasetError(f"{file} is damaged (it says nothing of {wrong[0]}): {AGAIN}")
     version = info["codebase_version"]
     if not version.startswith("v3."):
         raise DatasetError(

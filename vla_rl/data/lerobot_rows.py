@@ -36,6 +36,7 @@ from vla_rl.data.lerobot_format import (
 from vla_rl.files import read_json, require_content
 from vla_rl.types import EmbodimentSpec
 
+_STATS = "meta/stats.json"
 _AGAIN = "Write or fetch the dataset again"
 _ROW_SUCCESS = "next.success"  # lerobot's own recordings of simulators say it of each row
 
@@ -130,7 +131,8 @@ class LeRobotRows:
             check.add(Rows(f"episode {number}", str(self.path), {}))
         self._check_texts(check)
         self._check_counts(check, info)
-        for text in bad_statistics(self.path):
+        widths = {key: values.shape[1] for key, values in self.vectors.items()}
+        for text in bad_statistics(self.path, widths):
             check.note(
                 WARNING,
                 "statistics",
@@ -162,9 +164,29 @@ class LeRobotRows:
                 )
                 check.note(WARNING, "task_changes", text, remedy, row=changes[0], **at)
 
+    def _lies(self, pattern: Any) -> bool:
+        """Whether the first episode's data are where ``pattern`` says."""
+        first = self.meta[0] if self.meta else {}
+        numbers = {
+            f"{name}_index": first.get(f"data/{name}_index") or 0 for name in ("chunk", "file")
+        }
+        try:
+            return (self.path / pattern.format(**numbers)).is_file()
+        except (LookupError, TypeError, ValueError, AttributeError, OSError):
+            return False
+
     def _check_counts(self, check: DataCheck, info: Mapping[str, Any]) -> None:
         """What the metadata say of the data's order and number: it is not needed here, other
         tools go by it."""
+        if "data_path" in info and not self._lies(info["data_path"]):
+            check.note(
+                WARNING,
+                "data_path",
+                f"it says {shortened(str(info['data_path']))}, and no data lie there",
+                "Correct it: other tools would find none",
+                file=str(self.path / "meta" / "info.json"),
+                key="data_path",
+            )
         said = {
             "total_episodes": len(self.numbers) + len(self.empty),
             "total_frames": len(self.places),
@@ -303,18 +325,21 @@ def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """{key: {the file: (smallest [d], largest [d])}} of state and action as ``meta/stats.json``
     says; none without it."""
     return {
-        key: {"meta/stats.json": (low, high)}
+        key: {_STATS: (low, high)}
         for key, (low, high) in _extremes(path).items()
         if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all()
     }
 
 
-def bad_statistics(path: Path) -> list[str]:
-    """Which smallest and largest numbers in ``meta/stats.json`` are none."""
+def bad_statistics(path: Path, widths: Mapping[str, int]) -> list[str]:
+    """Which smallest and largest numbers in ``meta/stats.json`` are none, or not one for each of
+    the ``widths`` {key: numbers} of the data."""
+    known = declared(path)
     return [
-        f"min and max of {key} are no two vectors of finite numbers"
-        for key in _extremes(path)
-        if key not in declared(path)
+        f"min and max of {key} are no two vectors of {width} finite numbers"
+        for key, width in widths.items()
+        if key in _extremes(path)
+        and [len(x) for x in known.get(key, {}).get(_STATS, ())] != [width] * 2
     ]
 
 
@@ -452,6 +477,8 @@ def _vectors(table: Any, key: str, path: Path, pa: Any) -> np.ndarray:
     """[n d] as stored. Raises `DatasetError` for rows of unlike lengths, or without a number."""
     column = table[key].combine_chunks()
     flat, n = _flat(column, pa), len(table)
+    if pa.types.is_nested(flat.type):
+        raise DatasetError(f"{path}: {key} is of {column.type}, and numbers are needed. {_AGAIN}.")
     if column.null_count or flat.null_count:
         row = (
             _first_null(column)
@@ -472,7 +499,8 @@ def _vectors(table: Any, key: str, path: Path, pa: Any) -> np.ndarray:
 
 def _flat(column: Any, pa: Any = None) -> Any:
     pa = pa or pyarrow_package()
-    while pa.types.is_nested(column.type):
+    of = pa.types
+    while of.is_nested(column.type) and not (of.is_struct(column.type) or of.is_map(column.type)):
         column = column.flatten()
     return column
 

@@ -32,12 +32,14 @@ _EARLIER_S = 0.5  # how much older than its control step a picture may be
 
 @dataclass(frozen=True)
 class Exported:
-    """``left_out`` says why episodes are not in the dataset, a line each."""
+    """``left_out`` says why episodes are not in the dataset, ``doubtful`` what `real.verify.check`
+    finds in those that are, a line each."""
 
     path: Path
     episodes: int
     steps: int
     left_out: tuple[str, ...]
+    doubtful: tuple[str, ...] = ()
 
 
 def export_session(
@@ -63,6 +65,7 @@ def export_sessions(
     read, find = (build.attribute(f"real.journal:{name}") for name in ("read", "journals"))
     paths = [path for session in _once(sessions) for path in find(session)]
     left_out: list[str] = []
+    doubtful: list[str] = []
     writer: DemonstrationWriter | None = None
     shown: EmbodimentSpec | None = None
     steps = 0
@@ -84,6 +87,8 @@ def export_sessions(
                 )
             writer.add_episode(**_episode(episode, rows, spec))
             steps += len(rows)
+            if found := build.attribute("real.verify:check")(episode):
+                doubtful.append(f"{path}: {found[0]}" + f" (one of {len(found)})")
         if writer is None:
             said = "; ".join(left_out) or "it is empty"
             raise DatasetError(f"{', '.join(map(str, sessions))} has no episode to export: {said}")
@@ -94,7 +99,7 @@ def export_sessions(
         }
         made = writer.close()
         write_text(made / "meta" / f"{SESSIONS}.json", to_json(made_of))
-        return Exported(made, len(writer), steps, tuple(left_out))
+        return Exported(made, len(writer), steps, tuple(left_out), tuple(doubtful))
     except BaseException:
         if writer is not None:
             writer.abort()

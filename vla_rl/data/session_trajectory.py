@@ -67,6 +67,8 @@ def session_trajectory(episode: Any, chunk_length: int) -> tuple[Trajectory | No
     first of all, the first after a person, and a person's.
     """
     steps, why = control_rows(episode, discarded=False)
+    if not why and not all(end["is_human"] or end["policy"] for _, end in steps):
+        why = "control steps of the policy without what it asked for"
     if why:
         return None, why
     ended = until_mark(episode, steps)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.validation import evaluating
 from vla_rl.data.demonstrations import DemonstrationDataset
-from vla_rl.interfaces import RememberingPolicy
+from vla_rl.interfaces import Policy
 
 ROWS = 2000  # decisions that errors are measured on, at most
 GUESSES = {
@@ -97,7 +97,7 @@ def _act(policy: Any, observation: Any, chunk: int) -> tuple[np.ndarray, Tensor]
     episode's first time."""
     seeds = list(range(len(observation)))
     memory: dict[str, Any] = {}
-    if isinstance(policy, RememberingPolicy):
+    if "memory" in Policy.of(policy).can:
         memory["memory"] = [policy.initial_memory() for _ in seeds]
     found = policy.act(observation, deterministic=True, seeds=seeds, **memory).chunk
     actions, valid = found.actions.double().cpu(), found.valid.cpu()

@@ -13,7 +13,6 @@ import torch
 from vla_rl.evaluation.outcome import EvaluationResult, executed_actions
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.interfaces import Env
-from vla_rl.optional import RepeatableEnv
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.types import Trajectory
 
@@ -29,11 +28,7 @@ def make_clips(env: Env, trajectories: Sequence[Trajectory]) -> list[Clip]:
     robot, the images at decisions have to do.
     """
     hz, camera = env.embodiment.control_hz, env.embodiment.camera_names[0]
-    again = (
-        _replay(env, trajectories, camera)
-        if isinstance(env, RepeatableEnv) and env.repeatable
-        else {}
-    )
+    again = _replay(env, trajectories, camera) if Env.of(env).repeatable else {}
     clips = []
     for i, t in enumerate(trajectories):
         decisions = (

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.asked import DescribesConditions, DescribesStarts, OfABenchmark
+from vla_rl.asked import methods
 from vla_rl.config import RunConfig
 
 
 def conditions_of(config: RunConfig, split: str) -> dict[str, Any]:
     """``initial_states``, ``conditions`` and ``benchmark``, each where the env's config tells
     it."""
-    env: Any = config.env
+    env = methods(config.env)
     found: dict[str, Any] = {}
-    if isinstance(env, DescribesStarts):  # a benchmark says whether they are its own
+    if env.initial_states is not None:  # a benchmark says whether they are its own
         found["initial_states"] = env.initial_states(split)
-    if isinstance(env, DescribesConditions):
+    if env.describe is not None:
         found["conditions"] = env.describe()
-    if isinstance(env, OfABenchmark):
+    if env.benchmark is not None:
         found["benchmark"] = dict(env.benchmark(split, config.slots.python))
     return found
 

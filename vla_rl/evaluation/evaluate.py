@@ -20,6 +20,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.clips import make_clips
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, jerk_unit, outcome
 from vla_rl.evaluation.video import Clip, have_video
+from vla_rl.interfaces import Collector
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import stable_seed
@@ -57,9 +58,11 @@ def evaluate(
     *,
     progress: Callable[[int, int, int], None] | None = None,
     episodes: Sequence[EpisodeSpec] | None = None,
+    collector: Collector | None = None,
 ) -> EvaluationResult:
     """Run ``config.episodes_per_task`` episodes of every task, or the given ``episodes`` of them,
-    and say how they went.
+    and say how they went. They run in ``collector`` (a cluster, whose actors have the policy by
+    now; None: in the engine); pictures and latency are the engine's all the same.
 
     ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose
     images fit in 1 GiB.
@@ -88,7 +91,7 @@ def evaluate(
             if progress is not None:
                 progress(finished + done, len(episodes), won + successes)
 
-        result = engine.collect(
+        result = (collector or engine).collect(
             episodes[start : start + portion], deterministic=config.deterministic, progress=report
         )
         first = first or result.trajectories[0]
@@ -108,7 +111,7 @@ def evaluate(
                 t for t in _first_failures(result.trajectories) if t.failure not in failure_clips
             ]
             chosen = {id(t): t for t in [*shown, *fresh]}  # each is replayed once
-            made = dict(zip(chosen, make_clips(env, list(chosen.values()))))
+            made = dict(zip(chosen, make_clips(env, [t.whole() for t in chosen.values()])))
             clips += [made[id(t)] for t in shown]
             failure_clips |= {t.failure: made[id(t)] for t in fresh}
     seconds = time.perf_counter() - started
@@ -148,7 +151,7 @@ def _latency(
     engine: RolloutEngine, trajectory: Trajectory, deterministic: bool, repeats: int = 5
 ) -> float:
     """Median seconds of a decision for one observation alone (after a first, uncounted one)."""
-    observation = trajectory.observations[:1].without_privileged()
+    observation = trajectory.whole().observations[:1].without_privileged()
     times = []
     with torch.inference_mode():
         for _ in range(repeats + 1):

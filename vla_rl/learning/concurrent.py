@@ -101,7 +101,7 @@ class ConcurrentLearner:
         self._before = self.process.figures()
 
 
-class SwappingCollector:
+class SwappingCollector(Collector):
     """A `Collector` that acts with the learner's newest weights: they are taken before every
     ``every`` episodes (0: before those of each call), when no episode is under way."""
 

@@ -26,6 +26,15 @@ from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 Given = tuple[str, Trajectory]
 
 
+class EpisodesLost(Exception):
+    """Images and replay of the episodes ``rollout_ids`` are gone with the machine that held them,
+    before they were learned from."""
+
+    def __init__(self, rollout_ids: Sequence[str]) -> None:
+        super().__init__(f"{len(rollout_ids)} episodes are lost")
+        self.rollout_ids = tuple(rollout_ids)
+
+
 class Learner(Protocol):
     """What the loop does with the episodes of an iteration."""
 
@@ -41,7 +50,8 @@ class Learner(Protocol):
         named: Tensor | Mapping[str, Tensor],
     ) -> dict[str, float]:
         """``rewards``: [t] or [t h] per trajectory (`RewardModel`); ``named``: the same flat [n …],
-        or {name: [n …]} of several. Returns metrics."""
+        or {name: [n …]} of several. Returns metrics. Raises `EpisodesLost` for some that have to
+        run again."""
         ...
 
     def prepare(self, progress: Progress) -> dict[str, float]:

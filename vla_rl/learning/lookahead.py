@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vla_rl.interfaces import Collector
-from vla_rl.optional import AheadCollector
 from vla_rl.types import EpisodeSpec
 
 
@@ -33,11 +32,12 @@ class Plans:
         self, collector: Collector, propose: Callable[[int, int], list[EpisodeSpec]], last: int
     ) -> None:
         self._collector, self._propose, self._last = collector, propose, last
+        self._works_ahead = "ahead" in Collector.of(collector).can
         self._plans: dict[int, list[EpisodeSpec]] = {}  # issued; of each, what was not taken
 
     def take(self, iteration: int, sampling_round: int) -> list[EpisodeSpec]:
         """The episodes of this round; those of iterations to come are under way when it returns."""
-        if not isinstance(self._collector, AheadCollector):
+        if not self._works_ahead:
             return self._propose(iteration, sampling_round)
         for number in range(iteration, min(iteration + self._collector.ahead + 1, self._last)):
             if number not in self._plans:
@@ -49,7 +49,6 @@ class Plans:
         """Waits for as many episodes as a plan has: all that are due, and of the others those that
         end first. The members of a group stay together. In the order of the plans."""
         collector = self._collector
-        assert isinstance(collector, AheadCollector)
         group_of = {
             spec.rollout_id: spec.group_id for plan in self._plans.values() for spec in plan
         }
@@ -91,7 +90,7 @@ class Plans:
 
     def state_dict(self) -> dict[str, Any] | None:
         """What is under way: episodes that are open, and those that are done."""
-        if not isinstance(self._collector, AheadCollector):
+        if not self._works_ahead:
             return None
         plans = {
             str(number): [dataclasses.asdict(spec) for spec in plan]
@@ -100,7 +99,7 @@ class Plans:
         return {"plans": plans, "collector": self._collector.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(self._collector, AheadCollector):
+        if not self._works_ahead:
             return
         self._plans = {
             int(number): [EpisodeSpec(**spec) for spec in plan]

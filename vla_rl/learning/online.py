@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,16 +33,17 @@ from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import add_figures, rollout_metrics
 from vla_rl.learning.groups import GroupBuffer
 from vla_rl.learning.guard import Finding, Guard
-from vla_rl.learning.learners import Learner
+from vla_rl.learning.learners import EpisodesLost, Learner
 from vla_rl.learning.lookahead import Plans
 from vla_rl.learning.plan import propose_episodes, record_outcomes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
-from vla_rl.optional import StatefulReward
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
+
+_Found = TypeVar("_Found")
 
 
 @dataclass
@@ -109,7 +110,7 @@ class OnlineRL:
             while counters.iteration < total:
                 metrics = self._evaluated()
                 got = self._gather(scorer, bar.inner, metrics)
-                metrics |= self._learn(got)
+                metrics |= self._learn(got, scorer)
                 counters.seconds = time.perf_counter() - started
                 # writing this iteration's line and checkpoint belongs to the next one
                 now = time.perf_counter()
@@ -189,7 +190,9 @@ class OnlineRL:
             got.named = torch.cat(got.rewards)
         else:  # (also the groups that a resumed run kept)
             names = asked(self.learner.config, AlgorithmOptions).reward_names
-            got.rewards, got.named, figures = scorer.score(got.chosen, names)
+            got.chosen, (got.rewards, got.named, figures) = self._with_all(
+                got.chosen, lambda chosen: scorer.score(chosen, names)
+            )
             add_figures(metrics, figures)
         metrics |= rollout_metrics(whole(got.rolled_out), pooled_stats(stats)) | restart_metrics(
             got.rolled_out
@@ -216,15 +219,36 @@ class OnlineRL:
         learning."""
         if self.config.dynamic_sampling_by != "reward":
             return None
-        rewards, _, figures = scorer.score(trajectories)
+        _, (rewards, _, figures) = self._with_all(list(trajectories), scorer.score)
         add_figures(metrics, figures)
         self._scored |= {t.rollout_id: r for t, r in zip(trajectories, rewards)}
         return {t.rollout_id: float(r.sum()) for t, r in zip(trajectories, rewards)}
 
-    def _learn(self, got: _Gathered) -> dict[str, float]:
+    def _with_all(
+        self, episodes: list[Trajectory], use: Callable[[list[Trajectory]], _Found]
+    ) -> tuple[list[Trajectory], _Found]:
+        """What ``use`` makes of the episodes; those that turn out to be lost with a machine run
+        again."""
+        while True:
+            try:
+                return episodes, use(episodes)
+            except EpisodesLost as lost:
+                specs = [t.episode for t in episodes if t.rollout_id in lost.rollout_ids]
+                again = self.collector.collect(specs).trajectories
+                anew = {t.rollout_id: t for t in again}
+                episodes = [anew.get(t.rollout_id, t) for t in episodes]
+
+    def _learn(self, got: _Gathered, scorer: RewardScorer) -> dict[str, float]:
         """Update the policy, the curriculum and the counters; returns the iteration's metrics."""
-        started, counters = time.perf_counter(), self.counters
-        metrics = got.metrics | self.learner.learn(got.chosen, got.rewards, got.named)
+        started, counters, scored = time.perf_counter(), self.counters, got.chosen
+
+        def learned(chosen: list[Trajectory]) -> dict[str, float]:
+            if chosen is not scored:  # some had to run again
+                names = asked(self.learner.config, AlgorithmOptions).reward_names
+                got.rewards, got.named, _ = scorer.score(chosen, names)
+            return self.learner.learn(chosen, got.rewards, got.named)
+
+        metrics = got.metrics | self._with_all(scored, learned)[1]
         metrics |= {"time/update": time.perf_counter() - started} | self.curriculum.metrics()
         self.curriculum.tick()
         counters.iteration += 1
@@ -238,7 +262,7 @@ class OnlineRL:
     def _parts(self) -> dict[str, Any]:
         """What changes of the loop besides the policy and the counters; None for what this run
         has not."""
-        reward = self.reward if isinstance(self.reward, StatefulReward) else None
+        reward = self.reward if "state" in self.reward.can else None
         return {
             "algorithm": self.learner,
             "curriculum": self.curriculum,

@@ -148,11 +148,14 @@ def cpu_name() -> str:
 def available_cores() -> int:
     """Cores this process may use: an affinity mask or a container's quota may be smaller than
     the machine."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = len(own_cores()) or os.cpu_count() or 1
     quota = cgroup_quota(Path("/sys/fs/cgroup"))
     return min(cores, math.ceil(quota)) if quota else cores
+
+
+def own_cores() -> list[int]:
+    """The numbers of the cores that this process may use; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def cgroup_quota(root: Path) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from vla_rl.config import MACHINE_KEYS
+from vla_rl.config import MACHINE_KEYS, as_learned
 from vla_rl.display import words
 from vla_rl.display.charts import percent
 from vla_rl.evaluation.outcome import compare_outcomes, summarise
@@ -146,7 +146,7 @@ def _compared(run: RunData) -> dict[str, Any]:
     if not run.tree:
         return {"tasks": sorted({o.task_id for e in run.evaluations.values() for o in e.outcomes})}
     values = {}
-    for key, value in _flat(run.tree):
+    for key, value in _flat(as_learned(run.tree)):
         if key in ("seed", "name") or f"{key}:".startswith(MACHINE_KEYS):
             continue
         values[key] = _without_seed(value, run.seed) if key in _PATHS else value

@@ -18,9 +18,8 @@ from vla_rl.config import checked
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.config.episodes import refuse_potential
 from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Policy, RewardModel
 from vla_rl.monitoring.metrics import write_json
-from vla_rl.optional import EmbodiedReward, FilteringReward, ImageFeatures, ReferenceReward
-from vla_rl.rewards.handle import is_learned
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec
 
@@ -55,12 +54,13 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
         model = target(config, image_features(context.policy))
     else:
         model = target(config)
-    if context.embodiment is not None and isinstance(model, EmbodiedReward):
+    model = RewardModel.of(model)
+    if context.embodiment is not None:
         model.set_embodiment(context.embodiment, context.stride)
     options = asked(config, RewardOptions)
-    if is_learned(model) and options.checkpoint:
+    if model.learned and options.checkpoint:
         load_reward(options.checkpoint, kind, model)
-    if options.reference and isinstance(model, ReferenceReward):
+    if options.reference and "references" in model.can:
         from vla_rl.data.trajectories import trajectories_of_dataset
 
         model.set_references(
@@ -81,7 +81,7 @@ def reads_policy(config: Any) -> bool:
 def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
     """The policy's own image features. Raises `ConfigError` where there is no policy, or it has
     none."""
-    if policy is None or not isinstance(policy, ImageFeatures):
+    if not isinstance(policy, Policy) or "image_features" not in Policy.of(policy).can:
         who = "no policy is at hand" if policy is None else f"{type(policy).__name__} has none"
         raise ConfigError(
             f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: "
@@ -160,7 +160,7 @@ def load_reward(folder: Path | str, kind: str, reward: Any) -> None:
         reward.load_state_dict(state)
 
 
-def demonstration_filter(folder: str) -> FilteringReward:
+def demonstration_filter(folder: str) -> RewardModel:
     """``sft.filter``: the reward that `save_reward` wrote, as it was configured. Raises
     `CheckpointError` for a folder without one, `ConfigError` for one that cannot tell."""
     kind, values = _stored(Path(folder), "sft.filter")
@@ -168,7 +168,7 @@ def demonstration_filter(folder: str) -> FilteringReward:
     reward = build_reward(
         kind, checked(build.config_class("reward", kind), {**values, "checkpoint": folder}, where)
     )
-    if not isinstance(reward, FilteringReward):
+    if "filtering" not in reward.can:
         raise ConfigError(
             f"sft.filter={folder} holds a {type(reward).__name__}, which does not say what is "
             "worth imitating: give one of 'vla-rl reward fit reward=value_progress data=FOLDER'"

@@ -18,17 +18,9 @@ from vla_rl.algorithms.advantages import (
 from vla_rl.asked import ShapingOptions, asked
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.errors import UserError
-from vla_rl.interfaces import ProgressReward, RewardModel
+from vla_rl.interfaces import RewardModel
 from vla_rl.rewards.build import build_reward
-from vla_rl.rewards.handle import (
-    is_fitted,
-    is_learned,
-    metrics_of,
-    prepare,
-    shaping_of,
-    state_of,
-    wants_demonstrations,
-)
+from vla_rl.rewards.handle import is_fitted, shaping_of, state_of
 from vla_rl.types import Trajectory
 
 
@@ -67,7 +59,7 @@ class Part:
         return value if value > 1e-6 else 1.0
 
 
-class CombinedReward:
+class CombinedReward(RewardModel):
     """Weighted sum of reward models, each normalised for itself."""
 
     def __init__(
@@ -77,12 +69,16 @@ class CombinedReward:
         self.parts: dict[str, Part] = {}
         for name, options in config.parts.items():
             kind, part_config, weight = config.part(name, options)
-            self.parts[name] = Part(build_part(kind, part_config), weight)
+            self.parts[name] = Part(RewardModel.of(build_part(kind, part_config)), weight)
         self._metrics: dict[str, float] = {}
 
     @property
     def learned(self) -> bool:
-        return any(is_learned(p.reward) for p in self.parts.values())
+        return any(p.reward.learned for p in self.parts.values())
+
+    @property
+    def reads_frames(self) -> bool:
+        return any(part.reward.reads_frames for part in self.parts.values())
 
     def score_parts(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Tensor]]:
         """Normalised, not yet weighted rewards of each part: per decision, or of all per control
@@ -100,7 +96,7 @@ class CombinedReward:
                     f"reward/{name}_divisor": divisor,
                 }
             out[name] = rewards
-            for key, value in metrics_of(part.reward).items():
+            for key, value in part.reward.metrics().items():
                 self._metrics.setdefault(key, value)
         if any(r.ndim == 2 for rewards in out.values() for r in rewards):
             place = [t.in_last_steps for t in trajectories]
@@ -122,27 +118,25 @@ class CombinedReward:
 
     def prepare(self, trajectory: Trajectory) -> None:
         for part in self.parts.values():
-            prepare(part.reward, trajectory)
+            part.reward.prepare(trajectory)
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)
 
     @property
     def wants_demonstrations(self) -> bool:
-        return any(wants_demonstrations(p.reward) for p in self.parts.values())
+        return any(p.reward.wants_demonstrations for p in self.parts.values())
 
     def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
         """Hand demonstrations to the parts that want some before RL."""
         for part in self.parts.values():
-            if wants_demonstrations(part.reward):
+            if part.reward.wants_demonstrations:
                 part.reward.set_demonstrations(trajectories)
 
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Weighted mean of what the parts that estimate progress say. Raises `UserError` where
         none does."""
-        able = [
-            p for p in self.parts.values() if isinstance(p.reward, ProgressReward) and p.weight > 0
-        ]
+        able = [p for p in self.parts.values() if "progress" in p.reward.can and p.weight > 0]
         if not able:
             raise UserError(
                 f"none of the parts {', '.join(self.parts)} with a positive weight estimates "
@@ -158,7 +152,7 @@ class CombinedReward:
         progress: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
         """Train the parts that are not trained yet, or all learned ones where all are."""
-        able = {n: p.reward for n, p in self.parts.items() if is_learned(p.reward)}
+        able = {n: p.reward for n, p in self.parts.items() if p.reward.learned}
         chosen = {n: r for n, r in able.items() if not is_fitted(r)} or able
         figures: dict[str, float] = {}
         for name, reward in chosen.items():

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.interfaces import ProgressReward
+from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
 TIMES = 8  # at which progress is asked for at most, those with most pairs
@@ -86,7 +86,7 @@ Ends = Mapping[tuple[int, int], float]  # (trajectory, time) → what is said of
 
 
 def progress_ends(
-    reward: ProgressReward, trajectories: Sequence[Trajectory], pairs: Sequence[Pair]
+    reward: RewardModel, trajectories: Sequence[Trajectory], pairs: Sequence[Pair]
 ) -> dict[tuple[int, int], float]:
     """The end of progress of every episode at every time that it has in ``pairs``; NaN of a
     curve that is not finite."""
@@ -101,7 +101,7 @@ def progress_ends(
     return found
 
 
-def _ends(reward: ProgressReward, trajectories: Sequence[Trajectory]) -> np.ndarray:
+def _ends(reward: RewardModel, trajectories: Sequence[Trajectory]) -> np.ndarray:
     curves = reward.progress(trajectories)
     return np.array(
         [float(c[-1]) if bool(c.isfinite().all()) else float("nan") for c in curves], np.float64
@@ -211,7 +211,7 @@ class Compared:
     proprioception: Ends
 
     @classmethod
-    def of(cls, reward: ProgressReward, trajectories: Sequence[Trajectory]) -> Compared:
+    def of(cls, reward: RewardModel, trajectories: Sequence[Trajectory]) -> Compared:
         pairs = pairs_of(trajectories)
         said = progress_ends(reward, trajectories, pairs)
         return cls(trajectories, trajectories, pairs, said, proprio_ends(trajectories, pairs))

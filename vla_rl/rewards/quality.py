@@ -36,9 +36,8 @@ from vla_rl.display.charts import Series, line_chart, percent
 from vla_rl.errors import UserError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.files import write_whole
-from vla_rl.interfaces import ProgressReward
+from vla_rl.interfaces import RewardModel
 from vla_rl.monitoring.metrics import write_json
-from vla_rl.optional import ReversibleProgress, StepCritics
 from vla_rl.rewards.equal_times import Compared
 from vla_rl.types import Observation, Trajectory
 
@@ -281,7 +280,7 @@ def judge(
 
     Raises `UserError` for a reward without progress, or no trajectories.
     """
-    if not isinstance(reward, ProgressReward):
+    if "progress" not in RewardModel.of(reward).can:
         raise UserError(
             f"reward {name!r} has no progress(trajectories), so there is nothing to judge: it "
             "scores whole trajectories from the task's own success"
@@ -292,7 +291,7 @@ def judge(
     reverse = [c.double().numpy() for c in _reverse(reward, trajectories)]
     steps = (
         [c.double().numpy() for c in reward.critics(trajectories)]
-        if isinstance(reward, StepCritics)
+        if "critics" in reward.can
         else None
     )
     steps = steps or [np.diff(c) for c in curves]
@@ -316,7 +315,7 @@ def _reverse(reward: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     A pairwise critic shows its pairs the other way round; any other model sees the episode played
     backwards.
     """
-    if isinstance(reward, ReversibleProgress):
+    if "reversal" in reward.can:
         return reward.reverse_progress(trajectories)
     return [c.flip(0) for c in reward.progress([backwards(t) for t in trajectories])]
 

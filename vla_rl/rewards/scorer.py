@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import RewardModel
-from vla_rl.optional import PartedScores
-from vla_rl.rewards.handle import can_prepare, metrics_of, prepare, state_of
+from vla_rl.rewards.handle import state_of
 from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
@@ -29,9 +28,11 @@ class RewardScorer:
     """
 
     def __init__(self, reward: RewardModel):
-        self.reward = reward
+        self.reward = reward = RewardModel.of(reward)
         self._pool = (
-            ThreadPoolExecutor(1, thread_name_prefix="reward") if can_prepare(reward) else None
+            ThreadPoolExecutor(1, thread_name_prefix="reward")
+            if "preparing" in reward.can
+            else None
         )
         self._pending: list[Future[float]] = []
 
@@ -49,8 +50,11 @@ class RewardScorer:
 
     def _prepare(self, trajectory: Trajectory) -> float:
         started = time.perf_counter()
-        prepare(self.reward, trajectory)
+        self.reward.prepare(self._seen(trajectory))
         return time.perf_counter() - started
+
+    def _seen(self, trajectory: Trajectory) -> Trajectory:
+        return trajectory.whole() if self.reward.reads_frames else trajectory
 
     def score(
         self, trajectories: Sequence[Trajectory], names: Sequence[str] = ()
@@ -65,8 +69,9 @@ class RewardScorer:
         started = time.perf_counter()
         overlapped = sum(future.result() for future in self._pending)
         self._pending.clear()
+        trajectories = [self._seen(trajectory) for trajectory in trajectories]
         learn: Any
-        if names and isinstance(self.reward, PartedScores):
+        if names and "parts" in self.reward.can:
             parts = self.reward.score_parts(trajectories)
             rewards = self.reward.total(parts)
             missing = [n for n in names if n not in parts]
@@ -79,7 +84,7 @@ class RewardScorer:
         else:
             rewards = self.reward.score(trajectories)
             learn = torch.cat(rewards) if rewards else torch.zeros(0)
-        metrics = {f"{k}": v for k, v in metrics_of(self.reward).items()}
+        metrics = {f"{k}": v for k, v in self.reward.metrics().items()}
         metrics |= {
             "time/reward": time.perf_counter() - started,
             "time/reward_overlapped": overlapped,
@@ -87,7 +92,7 @@ class RewardScorer:
         return rewards, learn, metrics
 
 
-class SwitchingReward:
+class SwitchingReward(RewardModel):
     """The task's own reward until `switch` puts another in its place for good; a resumed run goes
     on with the same one.
 
@@ -95,21 +100,25 @@ class SwitchingReward:
     """
 
     def __init__(self, reward: RewardModel, make: Callable[[], Any]):
-        self.active: Any = reward
+        self.active: Any = RewardModel.of(reward)
         self.make = make
         self.switched = False
 
+    @property
+    def reads_frames(self) -> bool:
+        return self.active.reads_frames
+
     def switch(self, reward: Any) -> None:
-        self.active, self.switched = reward, True
+        self.active, self.switched = RewardModel.of(reward), True
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         return self.active.score(trajectories)
 
     def prepare(self, trajectory: Trajectory) -> None:
-        prepare(self.active, trajectory)
+        self.active.prepare(trajectory)
 
     def metrics(self) -> dict[str, float]:
-        return metrics_of(self.active) | {"reward/switched": float(self.switched)}
+        return self.active.metrics() | {"reward/switched": float(self.switched)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"switched": self.switched, "active": state_of(self.active)}
@@ -122,7 +131,7 @@ class SwitchingReward:
 
 
 # -------------------------------------------------------------------------------------- co-evolving
-class CoEvolvingReward:
+class CoEvolvingReward(RewardModel):
     """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches
     (SPARK's idea), and keeps the old one where its quality on held-out trajectories falls.
 
@@ -145,7 +154,7 @@ class CoEvolvingReward:
         tolerance: float = 0.02,
         seed_trajectories: Sequence[Trajectory] = (),
     ):
-        self.reward, self.quality = reward, quality
+        self.reward, self.quality = RewardModel.of(reward), quality
         self.every, self.buffer, self.hold_out, self.tolerance = every, buffer, hold_out, tolerance
         self._seed = list(seed_trajectories)
         self._train: list[Trajectory] = []
@@ -155,7 +164,7 @@ class CoEvolvingReward:
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         rewards = self.reward.score(trajectories)
-        self._metrics = metrics_of(self.reward)
+        self._metrics = dict(self.reward.metrics())
         for t in trajectories:
             if t.episode.lead:  # labels count from the initial state
                 continue
@@ -189,7 +198,7 @@ class CoEvolvingReward:
         }
 
     def prepare(self, trajectory: Trajectory) -> None:
-        prepare(self.reward, trajectory)
+        self.reward.prepare(trajectory)
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)

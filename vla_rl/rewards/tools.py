@@ -20,11 +20,10 @@ from vla_rl.data.trajectories import Source, demonstration_trajectories
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.files import write_whole
-from vla_rl.interfaces import ProgressReward
+from vla_rl.interfaces import RewardModel
 from vla_rl.monitoring.metrics import write_json
-from vla_rl.optional import FilteringReward
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
-from vla_rl.rewards.handle import is_fitted, is_learned
+from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
 from vla_rl.rewards.scorer import CoEvolvingReward
 from vla_rl.types import Trajectory
@@ -72,7 +71,7 @@ def fit_and_judge(
     the figures of the fit."""
     figures: dict[str, float] = {}
     held = list(rollouts)
-    if is_learned(reward) and not is_fitted(reward):
+    if reward.learned and not is_fitted(reward):
         train, held = split_held_out(rollouts, check.held_out_share, seed)
         figures = reward.fit([*demonstrations, *train], progress)
     if not held:
@@ -83,7 +82,7 @@ def fit_and_judge(
     return judge(reward, held, name, check), figures
 
 
-def mark_worth(dataset: DemonstrationDataset, reward: FilteringReward, *, stride: int = 4) -> float:
+def mark_worth(dataset: DemonstrationDataset, reward: RewardModel, *, stride: int = 4) -> float:
     """Have only those control steps of ``dataset`` drawn that ``reward`` finds worth imitating,
     judged ``stride`` control steps at a time; returns their share. Raises `DatasetError` where none
     is."""
@@ -131,7 +130,7 @@ def co_evolving(reward: Any, check: RewardCheckConfig, seeds: Sequence[Trajector
     one that is not learned."""
     if not check.refit_every:
         return reward
-    if not is_learned(reward):
+    if not reward.learned:
         raise ConfigError(
             f"reward_check.refit_every={check.refit_every} refits a learned reward, and "
             f"{type(reward).__name__} is none: set it to 0, or choose reward=pairwise, process, "
@@ -166,7 +165,7 @@ def score_trajectories(reward: Any, trajectories: Sequence[Trajectory]) -> list[
     """Rewards and, where the model estimates it, progress."""
     rewards = [r.sum(1) if r.ndim == 2 else r for r in reward.score(trajectories)]
     curves: Sequence[Tensor | None] = [None] * len(rewards)
-    if isinstance(reward, ProgressReward):
+    if "progress" in RewardModel.of(reward).can:
         curves = reward.progress(trajectories)
     return [
         Scored(
@@ -287,7 +286,7 @@ def run_fit(
             stride=check.stride,
         ),
     )
-    if not is_learned(reward):
+    if not reward.learned:
         raise UserError(
             f"reward={kind} has nothing to train. Choose pairwise, process, classifier, "
             "value_progress or preference"

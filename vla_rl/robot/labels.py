@@ -20,7 +20,7 @@ from vla_rl.assembly.reward import reward_demonstrations, start_reward
 from vla_rl.checkpoint import CheckpointError
 from vla_rl.errors import UserError
 from vla_rl.rewards.build import REWARD_FILE, load_reward, save_reward
-from vla_rl.rewards.handle import is_fitted, is_learned
+from vla_rl.rewards.handle import is_fitted
 from vla_rl.storage import replacing
 from vla_rl.types import Trajectory
 
@@ -33,7 +33,7 @@ class SessionReward:
     def __init__(self, run: Run, policy: Any, say: Callable[[str], None] = print) -> None:
         self._run, self._say = run, say
         self.reward = start_reward(run, policy)
-        self.learned = is_learned(self.reward)
+        self.learned = self.reward.learned
         self._read = 0  # when what was read last was written
         if self.learned and self._folder.is_dir():
             self._load()

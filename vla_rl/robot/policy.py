@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
-from vla_rl.errors import ConfigError
+from vla_rl.config.serving import RemoteConfig
+from vla_rl.errors import ConfigError, PolicyLost
+from vla_rl.paths import is_address
 from vla_rl.robot.process import run_process
 from vla_rl.specs import EmbodimentSpec, SlotObservation
 
-Decide = Callable[..., np.ndarray]
+_ANSWER_SECONDS = 5.0  # that a served policy may take to decide for an arm
+
+Decide = Callable[..., Any]  # as of `real.acting`
 
 
 def make_decide(
@@ -31,7 +35,6 @@ def make_decide(
     yield. Raises `ConfigError` for one that cannot act as `real.acting` is to (``acting``)."""
     import torch
 
-    from vla_rl.interfaces import RememberingPolicy
     from vla_rl.types import Observation
 
     _require_acting(policy, acting)
@@ -46,8 +49,9 @@ def make_decide(
         instruction: str,
         first: bool,
         guide: Any = None,
-    ) -> np.ndarray:
-        """Actions float32 [h a]; ``guide`` as `real.overlap.Guide`."""
+    ) -> Any:
+        """Actions float32 [h a], with the shares [h 1] of a control step that they last where the
+        policy says so; ``guide`` as `real.overlap.Guide`."""
         seen = Observation.from_slots([SlotObservation(images, proprio, instruction)])
         seen = seen if device is None else seen.to(device)
         if guide is not None:
@@ -59,7 +63,7 @@ def make_decide(
                 policy.act_towards(seen, wanted, weight, guide.most, deterministic=deterministic)
             )
         options: dict[str, Any] = {"deterministic": deterministic}
-        if isinstance(policy, RememberingPolicy):
+        if "memory" in policy.can:
             if first or not memory:
                 memory[:] = [policy.initial_memory()]
             options["memory"] = memory
@@ -67,22 +71,20 @@ def make_decide(
             output = policy.act(seen, **options)
         if output.memory is not None:
             memory[:] = output.memory
-        return rows(output.chunk)
+        found, lasts = rows(output.chunk), policy.lasts(output)
+        return found if lasts is None else (found, lasts.double().cpu().numpy()[: len(found), None])
 
     return decide
 
 
 def _require_acting(policy: Any, acting: str) -> None:
-    from vla_rl.interfaces import RememberingPolicy
-    from vla_rl.optional import GuidedPolicy
-
-    if acting == "rtc" and not (isinstance(policy, GuidedPolicy) and policy.guidable):
+    if acting == "rtc" and not policy.guidable:
         raise ConfigError(
             f"robot.acting=rtc guides a flow policy while it denoises, and {type(policy).__name__} "
             "cannot be guided: use robot.acting=ensemble or asynchronous, or a policy that can "
             "(policy=nano_flow, or another sampler of a flow)"
         )
-    if isinstance(policy, RememberingPolicy) and acting in ("rtc", "ensemble"):
+    if "memory" in policy.can and acting in ("rtc", "ensemble"):
         raise ConfigError(
             f"robot.acting={acting} decides anew while a chunk runs, and {type(policy).__name__} "
             "follows a chunk from one decision to the next: use robot.acting=synchronous"
@@ -101,10 +103,32 @@ def load(
     from vla_rl.checkpoint import fingerprint, load_policy
     from vla_rl.devices import pick_device
 
+    if is_address(checkpoint):
+        return _served(checkpoint, embodiment, deterministic, acting)
     path, place = Path(checkpoint), pick_device(device)
     policy = load_policy(path, build.policy_class, expected_embodiment=embodiment)
     decide = _warm(make_decide(policy.to(place), deterministic, place, acting), embodiment)
     return decide, f"{path.name}@{fingerprint(path)[:12]}"
+
+
+def _served(
+    address: str, embodiment: EmbodimentSpec, deterministic: bool, acting: str
+) -> tuple[Decide, str]:
+    """The same of a policy that somebody serves. Where the connection is lost it decides nothing,
+    which an arm is held still by, and tries to connect again whenever it is asked."""
+    from vla_rl.serving.policy import WirePolicy
+
+    options = RemoteConfig(url=address, timeout=_ANSWER_SECONDS, reconnect=0.0)
+    policy = WirePolicy(options, embodiment)
+    asked = _warm(make_decide(policy, deterministic, None, acting), embodiment)
+
+    def decide(*given: Any) -> np.ndarray | None:
+        try:
+            return asked(*given)
+        except PolicyLost:
+            return None
+
+    return decide, policy.version
 
 
 def load_others(

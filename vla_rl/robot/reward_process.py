@@ -19,7 +19,6 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.assembly.learner_main import job_of, run_of
 from vla_rl.config import RunConfig
-from vla_rl.optional import AskingReward
 from vla_rl.rewards.build import reads_policy
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.tools import needs_judging
@@ -173,10 +172,9 @@ def why_not(config: RunConfig) -> str:
 
 def judge_of(reward: SessionReward) -> Judge:
     """What ``reward`` says at the end of what was seen; nothing as long as it is not fitted."""
-    if isinstance(reward.reward, AskingReward) and not isinstance(
-        reward.reward.backend, Remembering
-    ):
-        reward.reward.backend = Remembering(reward.reward.backend)
+    backend = reward.reward.backend
+    if backend is not None and not isinstance(backend, Remembering):
+        reward.reward.backend = Remembering(backend)
 
     def judge(trajectory: Trajectory) -> float | None:
         if reward.learned and not is_fitted(reward.reward):

@@ -23,6 +23,8 @@ from vla_rl import build
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint
+from vla_rl.hub import located
+from vla_rl.paths import is_address
 from vla_rl.robot.operator import make_operator, start_operator
 from vla_rl.specs import EmbodimentSpec
 
@@ -72,8 +74,9 @@ def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = pr
     that nobody wanted."""
     checkpoint = None
     if asked.policy:
-        checkpoint = Path(settings.checkpoint) if settings.checkpoint else default_checkpoint()
-        check_checkpoint(checkpoint)
+        checkpoint = located(settings.checkpoint) or str(default_checkpoint())
+        if not is_address(checkpoint):
+            check_checkpoint(Path(checkpoint))
         acting_config(settings)
     possible(settings, asked)
     folder = settings.folder
@@ -130,7 +133,7 @@ def possible(settings: SessionSettings, asked: Asked) -> None:
 def run_processes(
     settings: SessionSettings,
     asked: Asked,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     folder: Path,
     reward: Any,
     say: Callable[[str], None],
@@ -198,7 +201,7 @@ def open_console(
     body: Any,
     settings: SessionSettings,
     plan: Any,
-    checkpoint: Path | None,
+    checkpoint: Path | str | None,
     say: Callable[[str], None],
 ) -> None:
     console = {"folder": str(body.folder), **settings.console}
@@ -331,9 +334,12 @@ def _check_practice(
         )
 
 
-def require_same(embodiment: EmbodimentSpec, checkpoint: Path) -> None:
+def require_same(embodiment: EmbodimentSpec, checkpoint: Path | str) -> None:
     """Before the seconds that loading takes: robot, bounds, rate and cameras are those that the
     policy was made for."""
+    if is_address(checkpoint):  # (the policy's process asks who serves it)
+        return
+    checkpoint = Path(checkpoint)
     embodiment.require(
         check_checkpoint(checkpoint), "this session's robot", f"the checkpoint {checkpoint}"
     )
@@ -347,7 +353,7 @@ def acting_config(settings: SessionSettings) -> Any:
 def start_policy(
     body: Any,
     settings: SessionSettings,
-    checkpoint: Path,
+    checkpoint: Path | str,
     embodiment: dict[str, Any],
     plan: Any,
     learner: str = "",
@@ -457,7 +463,7 @@ def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
 def run_lockstep(
     settings: SessionSettings,
     asked: Asked,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     folder: Path,
     reward: Any,
     say: Callable[[str], None],
@@ -469,9 +475,7 @@ def run_lockstep(
         assert checkpoint is not None
         require_same(session.robot.embodiment, checkpoint)
         spec, acting = session.robot.embodiment, settings.robot.acting
-        decide, version = load(
-            str(checkpoint), spec, settings.deterministic, settings.device, acting
-        )
+        decide, version = load(checkpoint, spec, settings.deterministic, settings.device, acting)
         plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
         session.others = load_others(reset_policy(settings, plan), spec, settings.device, acting)
         if settings.operator is not None:

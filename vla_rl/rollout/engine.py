@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from vla_rl.config.episodes import EPISODE_SECONDS, RolloutConfig
-from vla_rl.errors import ConfigError, UserError
-from vla_rl.interfaces import Env, Policy, RememberingPolicy
-from vla_rl.optional import MeasuredEnv, WorkerEnv
+from vla_rl.errors import ConfigError, PolicyLost, UserError
+from vla_rl.interfaces import Collector, Env, Policy
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
@@ -82,12 +81,13 @@ class Mark:
     busy: float
 
 
-class RolloutEngine:
+class RolloutEngine(Collector):
     """Runs episodes of ``env`` under ``policy``; both must describe the same embodiment."""
 
     def __init__(self, env: Env, policy: Policy, config: RolloutConfig | None = None) -> None:
         env.embodiment.require(policy.embodiment, "the env", "the policy")
-        self.env, self.policy, self.config = env, policy, config or RolloutConfig()
+        self.env, self.policy = Env.of(env), Policy.of(policy)
+        self.config = config or RolloutConfig()
         if self.config.replan_steps > policy.chunk_length:
             raise ConfigError(
                 f"rollout.replan_steps={self.config.replan_steps} is more than the policy's "
@@ -127,6 +127,7 @@ class RolloutEngine:
         request open); ``decisions_per_second``; ``control_steps_per_second``; ``policy_batch``, the
         mean number of rows; `EPISODE_SECONDS` (0: the env does not tell).
 
+        An episode whose slot is lost, or whose policy (`PolicyLost`), runs again from its start.
         Raises `UserError` for an unknown task or split, actions that are not finite, or an episode
         that failed more than ``max_retries`` times.
         """
@@ -144,7 +145,7 @@ class RolloutEngine:
                 done = self._tally.episodes - begun.tally.episodes
                 progress(done, len(episodes), self._tally.successes - begun.tally.successes)
 
-        with _spare_threads(self.env.num_workers if isinstance(self.env, WorkerEnv) else 0):
+        with _spare_threads(self.env.num_workers):
             self._run(episodes, deterministic, ended, more or (lambda: ()))
         return RolloutResult(
             [results[i] for i in sorted(results)], self.figures(begun, self.mark())
@@ -152,8 +153,8 @@ class RolloutEngine:
 
     def mark(self) -> Mark:
         """Now; may be asked from another thread while episodes run."""
-        busy = self.env.busy_seconds if isinstance(self.env, MeasuredEnv) else 0.0
-        return Mark(dataclasses.replace(self._tally), time.perf_counter(), busy)
+        busy = self.env.busy_seconds
+        return Mark(dataclasses.replace(self._tally), time.perf_counter(), busy or 0.0)
 
     def figures(self, since: Mark, until: Mark) -> dict[str, float]:
         """The ``stats`` of `collect` for what lies between two marks."""
@@ -200,6 +201,14 @@ class RolloutEngine:
             else:
                 idle.append(slot)
 
+        def begin_again(slot: int, error: str, blamed: bool) -> None:
+            episode = live[slot]
+            failures = episode.failures + blamed
+            tally.retries += 1
+            self._give_up_on(episode.spec, failures, error)
+            queue.appendleft(_Episode(episode.index, episode.spec, failures))
+            take_next(slot)
+
         take_in(episodes)
         for slot in range(self.env.num_slots):
             take_next(slot)
@@ -210,12 +219,8 @@ class RolloutEngine:
             # serving: take along what is ready anyway
             for event in self._poll(0.0 if serve else None, tally):
                 episode = live[event.slot]
-                if event.error is not None:  # the episode runs again, from its start
-                    failures = episode.failures + (not event.blameless)
-                    tally.retries += 1
-                    self._give_up_on(episode.spec, failures, event.error)
-                    queue.appendleft(_Episode(episode.index, episode.spec, failures))
-                    take_next(event.slot)
+                if event.error is not None:
+                    begin_again(event.slot, event.error, not event.blameless)
                     continue
                 assert event.observation is not None  # only a loss has none
                 episode.seconds += event.seconds
@@ -229,8 +234,9 @@ class RolloutEngine:
                 take_next(event.slot)  # before anything else, so that the slot simulates meanwhile
                 ended(episode.index, self._counted(episode, tally))
             if serve and waiting:
-                self._serve(waiting, live, deterministic, tally)
-                waiting.clear()
+                served, waiting = waiting, set()
+                for slot, error in self._serve(served, live, deterministic, tally):
+                    begin_again(slot, error, True)
 
     def _counted(self, episode: _Episode, tally: _Tally) -> Trajectory:
         trajectory = _trajectory(episode, self.env.embodiment)
@@ -241,7 +247,7 @@ class RolloutEngine:
         return trajectory
 
     # ------------------------------------------------------------------------------------ one round
-    def _poll(self, timeout: float | None, tally: _Tally) -> list[SlotEvent]:
+    def _poll(self, timeout: float | None, tally: _Tally) -> Sequence[SlotEvent]:
         if not self._busy:
             return []
         started = time.perf_counter()
@@ -254,8 +260,9 @@ class RolloutEngine:
 
     def _serve(
         self, slots: set[int], live: dict[int, _Episode], deterministic: bool, tally: _Tally
-    ) -> None:
-        """One batched decision for ``slots``, sent to the env."""
+    ) -> list[tuple[int, str]]:
+        """One batched decision for ``slots``, sent to the env. Returns those that got none, since
+        the policy was lost, and why."""
         if self.before_decision is not None:
             self.before_decision()
         started = time.perf_counter()
@@ -265,11 +272,14 @@ class RolloutEngine:
         seeds = [stable_seed("decision", row.spec.seed, len(row.decisions)) for row in rows]
         with torch.inference_mode():
             options: dict[str, Any] = {"deterministic": deterministic, "seeds": seeds}
-            if isinstance(self.policy, RememberingPolicy):
+            if "memory" in self.policy.can:
                 options["memory"] = [
                     r.memory if r.decisions else self.policy.initial_memory() for r in rows
                 ]
-            output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
+            try:
+                output = _to_cpu(self.policy.act(Observation.from_slots(seen), **options))
+            except PolicyLost as error:
+                return [(slot, str(error)) for slot in reversed(order)]
         lengths = self._executed_lengths(output, len(rows))
         actions = output.chunk.actions.float().numpy()
         now = time.perf_counter()
@@ -281,6 +291,7 @@ class RolloutEngine:
             row.versions.append(self._version)
             self.env.step(slot, actions[i, : lengths[i]])
             self._busy[slot] = now
+        return []
 
     def _executed_lengths(self, output: PolicyOutput, batch: int) -> list[int]:
         """Control steps to execute per row: up to the first that carries no action, at most
@@ -331,7 +342,7 @@ class RolloutEngine:
     def _stats(self, tally: _Tally, seconds: float, worked: float) -> dict[str, float]:
         seconds = max(seconds, 1e-9)
         busy, servers = tally.slot_seconds, self.env.num_slots
-        if isinstance(self.env, MeasuredEnv):
+        if self.env.busy_seconds is not None:
             busy, servers = worked, self.env.num_workers
         return {
             "episodes": tally.episodes,

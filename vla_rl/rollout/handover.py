@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vla_rl.data.lerobot_format import BY_BASE
-from vla_rl.interfaces import Policy
+from vla_rl.interfaces import Policy, RememberingPolicy
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.splits import stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
@@ -27,8 +27,8 @@ class _Turn:
     memory: Any
 
 
-class Handover:
-    """A `RememberingPolicy` that decides one control step at a time: ``base`` acts for the first 0
+class Handover(RememberingPolicy):
+    """It decides one control step at a time: ``base`` acts for the first 0
     … ``longest`` of them (drawn by the episode's seed), ``policy`` for the rest, which begins there
     as at an episode's start."""
 

@@ -23,17 +23,17 @@ class _Queue:
     memory: Any
 
 
-class Stepwise:
-    """A `RememberingPolicy` that follows another's chunks to their end, deciding anew only then;
+class Stepwise(RememberingPolicy):
+    """It follows another's chunks to their end, deciding anew only then;
     it does the same."""
 
     chunk_length = 1
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.embodiment = policy, policy.embodiment
+        self.policy, self.embodiment = Policy.of(policy), policy.embodiment
 
     def initial_memory(self) -> Any:
-        first = self.policy.initial_memory() if isinstance(self.policy, RememberingPolicy) else None
+        first = self.policy.initial_memory() if "memory" in self.policy.can else None
         return _Queue(torch.zeros(0, self.embodiment.action_dim), first)
 
     def act(
@@ -55,7 +55,7 @@ class Stepwise:
             options: dict[str, Any] = {
                 "seeds": None if seeds is None else [seeds[i] for i in ended]
             }
-            if isinstance(self.policy, RememberingPolicy):
+            if "memory" in self.policy.can:
                 options["memory"] = [queues[i].memory for i in ended]
             out = self.policy.act(observation[ended], deterministic=deterministic, **options)
             for row, i in enumerate(ended):

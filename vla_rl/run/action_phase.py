@@ -11,7 +11,6 @@ from vla_rl.assembly.context import Run, split_demonstrations, start_checkpoint
 from vla_rl.errors import UserError
 from vla_rl.evaluation.action_error import ROWS as DECISIONS
 from vla_rl.evaluation.action_error import action_errors, table, verdict
-from vla_rl.interfaces import ImitationPolicy
 from vla_rl.monitoring.metrics import ACTIONS_FILE, write_json
 
 
@@ -32,7 +31,7 @@ def eval_actions(run: Run) -> dict[str, Any]:
             figures = action_errors(
                 policy, held_out, train.actions, device=run.device, progress=bar.update
             )
-        if isinstance(policy, ImitationPolicy):
+        if "imitation" in policy.can:
             observation, actions, valid = held_out.evenly(ROWS)
             use = input_use(
                 policy, observation.to(run.device), actions.to(run.device), valid.to(run.device)

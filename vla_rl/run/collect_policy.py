@@ -18,7 +18,6 @@ from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.interfaces import Env, Policy
-from vla_rl.optional import StackedPolicy
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.stepwise import Stepwise
@@ -46,7 +45,7 @@ def collect_with_policy(
     where fewer than one attempt in ten succeeds, or where ``base_share`` asks for a policy beneath
     and there is none.
     """
-    if config.base_share and not isinstance(policy, StackedPolicy):
+    if config.base_share and Policy.of(policy).beneath() is None:
         raise UserError(
             f"collect.base_share={config.base_share} lets the frozen policy beneath act first, and "
             f"the checkpoint collect.policy={config.policy} has none beneath it: name one that RL "

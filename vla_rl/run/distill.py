@@ -4,7 +4,7 @@ episodes.
 The teacher acts in its env on training initial states; the student learns on the observations met
 there, where the teacher answers as often as wanted. Then both meet the same held-out episodes. What
 a student is and what it learns by is the policies' own business
-(`vla_rl.interfaces.DistillablePolicy`).
+(`vla_rl.interfaces.Policy.make_student`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from vla_rl.evaluation.action_error import action_errors, verdict
 from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import EvaluationResult, compare, comparison_text
 from vla_rl.files import nearest_folder
-from vla_rl.interfaces import DistillablePolicy
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.monitoring.progress import Progress
@@ -66,7 +65,7 @@ def distill(
     device, partial = pick_device(config.device), folder.with_name(f"{folder.name}.partial")
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         teacher = open_policy(config, checkpoint, env.embodiment).to(device)
-        if not isinstance(teacher, DistillablePolicy):
+        if "distillation" not in teacher.can:
             raise ConfigError(
                 f"{checkpoint} holds a {type(teacher).__name__}, which makes no faster student (it "
                 "has no make_student): give a checkpoint of a policy whose actions are denoised"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.assembly.context import Run, evaluate_held_out, keep_best, start_checkpoint
+from vla_rl.assembly.context import (
+    Run,
+    evaluate_held_out,
+    evaluating,
+    keep_best,
+    start_checkpoint,
+)
 from vla_rl.config import RunConfig
 from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.evaluation.conditions import conditions_of, lines
 from vla_rl.evaluation.outcome import EvaluationResult
-from vla_rl.interfaces import LikelihoodPolicy
 from vla_rl.run.offline_phase import make_student
 
 
@@ -54,7 +59,8 @@ def report(run: Run) -> dict[str, Any]:
 def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResult, dict[str, Any]]:
     """(what the policy did on the held-out episodes, the phase's record); figures and clips are
     kept under ``name``."""
-    result = evaluate_held_out(run, policy, name)
+    with evaluating(run, policy) as collector:
+        result = evaluate_held_out(run, policy, name, collector)
     result.save(run.dir / f"eval_{name}.json")
     video = run.dir / "videos" / f"{name}.mp4"
     write_videos(result, video, control_hz=run.env.embodiment.control_hz)
@@ -72,14 +78,17 @@ def _judged(run: Run, name: str, policy: Any, step: int) -> tuple[EvaluationResu
 
 def _samples_too(config: RunConfig, policy: Any) -> bool:
     if config.evaluate.sampled_too is None:
-        return isinstance(policy, LikelihoodPolicy) and "denoising_step" in policy.log_prob_axes
+        return "likelihood" in policy.can and "denoising_step" in policy.log_prob_axes
     return config.evaluate.sampled_too
 
 
 def _sampled(run: Run, policy: Any, result: EvaluationResult) -> dict[str, float]:
     """The start with sampled actions beside ``result``, for the record: the policy that RL
     starts from."""
-    sampled = evaluate_held_out(run, policy, "sft (sampled)", deterministic=False, video_episodes=0)
+    with evaluating(run, policy) as collector:
+        sampled = evaluate_held_out(
+            run, policy, "sft (sampled)", collector, deterministic=False, video_episodes=0
+        )
     sampled.save(run.dir / "sampled_sft.json")
     run.logger.log("eval", 0, {"eval_sft_sampled/success": sampled.success_rate})
     low, high = sampled.interval

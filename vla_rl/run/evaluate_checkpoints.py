@@ -24,7 +24,7 @@ from vla_rl.rollout.engine import RolloutEngine
 
 def evaluate_checkpoints(
     config: RunConfig,
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     *,
     episodes: int | None = None,
     per_task: int | None = None,
@@ -33,8 +33,8 @@ def evaluate_checkpoints(
     levels: Sequence[int] = (),
     held_out_tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate one checkpoint, or two on the same episodes with a paired comparison; prints tables,
-    returns JSON.
+    """Evaluate one policy, by its checkpoint or address, or two on the same episodes with a paired
+    comparison; prints tables, returns JSON.
 
     ``episodes`` are spread over the tasks, unless ``per_task`` says how many each gets; without
     both, as the config says. ``perturb`` names perturbations under which they run again (see

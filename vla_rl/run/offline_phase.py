@@ -13,7 +13,6 @@ from vla_rl.assembly.context import Run, evaluate_held_out, start_checkpoint
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.prior_data import given
 from vla_rl.checkpoint import save_checkpoint
-from vla_rl.interfaces import DistillablePolicy
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
 from vla_rl.run.reward_phases import rl_reward
@@ -57,7 +56,7 @@ def make_student(run: Run) -> Any:
     where there is none."""
     policy = run.acting(run.dir / "checkpoints" / "rl")
     steps = asked(config_of(policy), PolicyOptions).student_steps
-    if not steps or not isinstance(policy, DistillablePolicy):
+    if not steps or "distillation" not in policy.can:
         return None
     student: Any = policy.make_student(steps, "same_noise")
     save_checkpoint(

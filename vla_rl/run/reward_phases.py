@@ -15,12 +15,11 @@ from vla_rl.assembly.reward import (
     start_reward,
     trained_reward,
 )
-from vla_rl.checks.preflight import fallback_config, is_sparse
+from vla_rl.checks.rewards import fallback_config, is_sparse
 from vla_rl.data.trajectories import ROLLOUTS, load_rollouts, save_rollouts
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.rewards.build import build_reward, fit_updates, save_reward
-from vla_rl.rewards.handle import is_learned
 from vla_rl.rewards.quality import Quality, write_quality
 from vla_rl.rewards.scorer import SwitchingReward
 from vla_rl.rewards.tools import co_evolving, enforce, fit_and_judge, needs_judging
@@ -65,7 +64,7 @@ def _train_reward(
             lambda done, loss: bar.update(min(done, updates), loss=loss),
         )
     page = write_quality(quality, run.dir)
-    if is_learned(reward):
+    if reward.learned:
         save_reward(run.dir / REWARD_FOLDER, kind, config, reward, figures)
     run.progress.say(quality.text())
     enforce(quality, check, page)

@@ -17,6 +17,7 @@ from vla_rl.assembly.context import (
 )
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.assembly.learner_main import job_of, learner_process
+from vla_rl.config import learned_algorithm
 from vla_rl.config.run import DEMONSTRATIONS
 from vla_rl.interfaces import Collector
 from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
@@ -24,7 +25,6 @@ from vla_rl.learning.learners import Learner
 from vla_rl.learning.online import OnlineRL
 from vla_rl.learning.plan import UNLIMITED
 from vla_rl.learning.restarts import Restarts
-from vla_rl.optional import ClosingCollector
 from vla_rl.run.reward_phases import rl_guard, rl_reward
 
 
@@ -32,9 +32,8 @@ from vla_rl.run.reward_phases import rl_guard, rl_reward
 def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
     """Who learns and who collects, in this process or in others, which end with the block."""
     with contextlib.ExitStack() as stack:
-        collector = run.collector(policy)
-        if isinstance(collector, ClosingCollector):
-            stack.callback(collector.close)
+        collector = Collector.of(run.collector(policy))
+        stack.callback(collector.close)
         with _learner(run, policy, collector) as both:
             yield both
 
@@ -42,6 +41,12 @@ def _learning(run: Run, policy: Any) -> Iterator[tuple[Learner, Collector]]:
 @contextlib.contextmanager
 def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Learner, Collector]]:
     c = run.config
+    if (learned := learned_algorithm(c)) is not c.algorithm:
+        run.progress.say(
+            f"rollouts run up to {c.cluster.ahead} versions ahead of the learner: what older policies "
+            f"chose is learned from as with algorithm.behavior_weight={learned.behavior_weight} "
+            "(cluster.correction)"
+        )
     if c.cluster_type == "ray" and c.cluster.learners:
         from vla_rl.cluster.learner import GroupLearner
 
@@ -77,12 +82,19 @@ def phase_rl(run: Run) -> dict[str, Any]:
     init_states = range(c.rl.init_states) if c.rl.init_states else [UNLIMITED]
     items = [(task.task_id, init) for task in run.train_tasks for init in init_states]
 
-    def held_out_check(iteration: int) -> dict[str, float]:
-        result = evaluate_held_out(run, policy, f"iteration {iteration}", video_episodes=0)
-        keep_best(run, policy, iteration, result)
-        return result.metrics()
-
     with _learning(run, policy) as (learner, collector):
+        # (episodes that run ahead leave no room for others)
+        remote = (
+            c.cluster_type == "ray" and c.cluster.evaluate == "rollouts" and not c.cluster.ahead
+        )
+
+        def held_out_check(iteration: int) -> dict[str, float]:
+            collector.publish(iteration)
+            label, place = f"iteration {iteration}", collector if remote else None
+            result = evaluate_held_out(run, policy, label, place, video_episodes=0)
+            keep_best(run, policy, iteration, result)
+            return result.metrics()
+
         reward = rl_reward(run, policy)
         guard, on_finding = rl_guard(run, policy, reward)
         loop = OnlineRL(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def phase_collect(run: Run) -> dict[str, Any]:
     )
     with run.progress.task("collect", len(tasks) * collect.episodes_per_task) as bar:
         if collect.policy:
-            policy = run.acting(Path(collect.policy))
+            policy = run.acting(collect.policy)
             return collect_with_policy(
                 run.env,
                 policy,
