@@ -12,7 +12,6 @@ import pytest
 from contracts import assert_same_observation, assert_same_step, check_simulator
 from libero_reference import Reference, libero_problem
 
-from sim.interpreter import version_of
 from sim.libero import package
 from sim.libero.init_states import read_init_states
 from sim.libero.plain import REST
@@ -310,20 +309,13 @@ def test_simulator_contract() -> None:
     check_simulator(lambda: make("libero_object", "3", "1", look="light", horizon=60))
 
 
-# In libero_object a joint is the last bit (2e-16) apart at the first look: what moves the solver's
-# start there under MuJoCo 3.3.2 is not found. Under 3.8.1 all bits are equal.
-LAST_BIT = pytest.mark.xfail(
-    version_of("mujoco").startswith("3.3."), reason="libero_object: the last bit under MuJoCo 3.3"
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "task", "official"),
     [
         ("libero_spatial", 4, 0),  # with a drawer that starts open
-        pytest.param("libero_object", 0, 11, marks=LAST_BIT),
-        pytest.param("libero_object", 6, 2, marks=LAST_BIT),
+        ("libero_object", 0, 11),
+        ("libero_object", 6, 2),
         ("libero_goal", 7, 30),  # with a stove to turn on
         ("libero_goal", 0, 1),
         ("libero_10", 2, 5),
@@ -368,7 +360,7 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
 @pytest.mark.parametrize(
     ("suite", "task", "reset"),
     [
-        pytest.param("libero_object", 1, 1, marks=LAST_BIT),
+        ("libero_object", 1, 1),
         ("libero_spatial", 4, 1),
         ("libero_spatial", 4, 2),  # a drawer starts open
     ],

@@ -91,6 +91,7 @@ class EnvEntry(Entry):
 # names that others may have as well
 _OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")
 
+_BASES, _CHANGES = ("spatial", "object", "goal", "10"), ("lan", "object", "swap", "task")
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
@@ -180,7 +181,10 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             demonstrations="sim.libero_demos:LiberoDemonstrations",
             check="sim.libero.fidelity:check",
             protocols="sim.libero.protocols:overrides",
-            suites=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
+            suites=(
+                *("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
+                *(f"libero_pro_{base}_{kind}" for base in _BASES for kind in _CHANGES),
+            ),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),
         ),

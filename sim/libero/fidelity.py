@@ -14,7 +14,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sim.interpreter import version_of
-from sim.libero import assets, package
+from sim.libero import assets, package, pro
 from sim.libero.protocols import matching
 from vla_rl.errors import MissingDependency, MissingPackage, install_command
 
@@ -77,6 +77,10 @@ def benchmark(config: LiberoConfig, split: str, python: str = "") -> dict[str, A
         departures.append(f"{config.controller} control (env.controller=exact)")
     if not config.is_official(split):
         departures.append("sampled initial states (env.init_states=official)")
+    if config.files:
+        departures.append("tasks of one's own (env.files)")
+    elif config.suite in pro.SUITES:
+        departures.append("LIBERO-PRO, of which no published evaluation was compared here")
     names = matching(config)
     kind = {"kind": copy.kind, "sha256": copy.digest} if copy else {"kind": "none", "sha256": ""}
     said = (

@@ -35,21 +35,14 @@ _ERRORS = (
 
 def read_init_states(path: str | Path) -> np.ndarray:
     """Float64 [n, 1 + nq + nv]: time, joint positions and velocities of each state in a
-    ``.pruned_init`` file.
+    ``.pruned_init`` file, or in LIBERO-PRO's arrays (``.npz``).
 
     Raises `UserError` for a file that is missing, no such archive, or that holds anything but plain
     numbers.
     """
     path = Path(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
-            if len(names) != 1:
-                raise ValueError(f"it holds {len(names)} pickles, not one")
-            if archive.getinfo(names[0]).file_size > _LARGEST:
-                raise ValueError(f"its pickle is larger than {_LARGEST >> 20} MiB")
-            found = _ArrayUnpickler(io.BytesIO(archive.read(names[0]))).load()
-        states = found.values if isinstance(found, _Array) else found
+        states = _arrays(path) if path.suffix == ".npz" else _pickled(path)
         if (
             not isinstance(states, np.ndarray)
             or states.ndim != 2
@@ -71,6 +64,25 @@ def read_init_states(path: str | Path) -> np.ndarray:
             "env.init_states=sampled."
         ) from error
     return states
+
+
+def _arrays(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        if sum(info.file_size for info in archive.infolist()) > _LARGEST:
+            raise ValueError(f"its arrays are larger than {_LARGEST >> 20} MiB")
+    with np.load(path, allow_pickle=False) as found:
+        return found["states"]
+
+
+def _pickled(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        if len(names) != 1:
+            raise ValueError(f"it holds {len(names)} pickles, not one")
+        if archive.getinfo(names[0]).file_size > _LARGEST:
+            raise ValueError(f"its pickle is larger than {_LARGEST >> 20} MiB")
+        found = _ArrayUnpickler(io.BytesIO(archive.read(names[0]))).load()
+    return found.values if isinstance(found, _Array) else found
 
 
 class _Kind:

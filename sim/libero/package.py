@@ -34,6 +34,7 @@ ASSET_FOLDERS = (
     "textures",
     "turbosquid_objects",
 )
+_LOADED: dict[str, Path | None] = {}  # the folder that this process imported LIBERO from
 _DEFAULT_ASSETS = Path("~/.cache/libero/assets")  # where the package puts what it downloads
 _REMEDY = (
     f"Install LIBERO's own from packages ({copies.COMMAND}), name an existing copy with "
@@ -169,22 +170,50 @@ def _download(place: Path) -> Path:
     return _complete(place, "the LIBERO assets")
 
 
-def load(assets: str = "") -> ModuleType:
+def load(assets: str = "", folder: Path | None = None) -> ModuleType:
     """Import ``libero.libero.envs`` with its assets at ``assets`` (see `find_assets`); returns the
-    module.
+    module. ``folder``: holds another ``libero`` package than the one that is installed
+    (`sim.libero.pro`).
 
     Call `sim.gl.ensure_backend` first: the import fixes the GL backend. Raises `MissingPackage`
-    where LIBERO or robosuite is not installed.
+    where LIBERO or robosuite is not installed, `UserError` where this process holds the other one.
     """
-    ensure_config()
-    place = find_assets(assets)
+    if folder is None:
+        ensure_config()
+    place = find_assets(assets or (str(copies.packaged() or "") if folder else ""))
     try:
-        with quiet():
+        with quiet(), _first_on_path(folder):
             package: Any = importlib.import_module("libero.libero")
-            package._assets_path_cache = str(place)
+            _check_loaded(Path(package.__file__).parents[2], folder)
+            package._assets_path_cache = str(place)  # LIBERO's; LIBERO-PRO's asks for its paths
+            if folder is not None:
+                package.get_libero_path = {"assets": str(place)}.__getitem__
             return importlib.import_module("libero.libero.envs")
     except ImportError as error:
         raise MissingPackage(error.name or "hf-libero", "libero", "The LIBERO suites") from error
+
+
+@contextmanager
+def _first_on_path(folder: Path | None) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _check_loaded(loaded: Path, wanted: Path | None) -> None:
+    """Raise `UserError` where one process is to simulate LIBERO and LIBERO-PRO."""
+    first = _LOADED.setdefault("first", wanted)
+    if first != wanted or (wanted is not None and loaded.resolve() != wanted.resolve()):
+        raise UserError(
+            f"This process has loaded the LIBERO package of {loaded}, and LIBERO-PRO's has the same "
+            "name: simulate one of them per process (slots.workers=1 or more gives an env processes "
+            "of its own)."
+        )
 
 
 @contextmanager

@@ -129,7 +129,8 @@ class PerturbedLibero(LiberoSimulator):
             return ""
         if factor == "other_instruction":
             others = sorted(
-                {task.instruction for task in suite_tasks(self.config.suite)} - {instruction}
+                {task.instruction for task in suite_tasks(self.config.suite, self.config.files)}
+                - {instruction}
             )
             return others[self._rng(episode).integers(len(others))]
         return instruction

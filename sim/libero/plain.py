@@ -27,7 +27,7 @@ class PlainEnv:
 
     def __init__(self, task: Task, size: int, assets: str = "") -> None:
         ensure_backend()
-        envs: Any = package.load(assets)
+        envs: Any = package.load(assets, task.package)
         self.task = task
         with package.quiet():
             if size:

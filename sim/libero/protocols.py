@@ -95,6 +95,11 @@ def overrides(name: str, config: LiberoConfig, *, view: bool) -> list[str]:
     `ConfigError` for an unknown name."""
     if name not in PROTOCOLS:
         raise ConfigError(f"--protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
+    if config.files:
+        raise ConfigError(
+            f"--protocol {name} is of published suites, and env.files={config.files} of one's own: "
+            "leave one of them out"
+        )
     protocol = PROTOCOLS[name]
     values = (
         protocol.scene(config.suite)
@@ -113,8 +118,8 @@ def _written(value: Any) -> str:
 def matching(config: LiberoConfig) -> list[str]:
     """The protocols whose scenes and limits ``config`` has; where it shows the policy other
     pictures, that is said with the name ("openvla (at 128 px)")."""
-    found = []
-    for name, protocol in PROTOCOLS.items():
+    found: list[str] = []
+    for name, protocol in PROTOCOLS.items() if not config.files else ():
         scene = protocol.scene(config.suite)
         mine = {key: getattr(config, key) for key in scene} | {
             "horizon": config.horizon or HORIZONS[config.suite]

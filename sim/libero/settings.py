@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.gl import ensure_backend
-from sim.libero import package
-from sim.libero.tasks import HORIZONS, SUITES
+from sim.libero import package, pro
+from sim.libero.tasks import HORIZONS
 from vla_rl import splits
 from vla_rl.bounds import Bounded, bound, several
-from vla_rl.errors import require_packages
+from vla_rl.errors import ConfigError, require_packages
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
 
@@ -27,7 +27,8 @@ class LiberoConfig(Bounded, place="env"):
     ``init_states``: "split" takes official states for held-out episodes and sampled ones for
     training, "official" and "sampled" take those for both. ``arm_noise``: standard deviation (rad)
     of each arm joint in sampled states; the official ones have 0.02, LIBERO's own reset has none.
-    ``assets`` names an existing copy of LIBERO's assets. ``scene_seed`` places the fixtures of
+    ``assets`` names an existing copy of LIBERO's assets. ``files`` names a folder of one's own with
+    ``bddl_files/SUITE`` and ``init_files/SUITE``. ``scene_seed`` places the fixtures of
     official states, and ``fixtures`` says how: "per_state" seeds before each of them, so that all
     share one placement; "loop" seeds once and resets for each in turn, as most published loops do,
     so that the k-th state has the placement of the k-th reset; "numbered" seeds with ``scene_seed``
@@ -37,8 +38,8 @@ class LiberoConfig(Bounded, place="env"):
     reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept.
     """
 
-    # the tasks
-    suite: str = bound("libero_object", choices=SUITES)
+    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90 | libero_pro_...
+    suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     # robosuite's names of the cameras to render
     cameras: list[str] = several(
@@ -65,10 +66,21 @@ class LiberoConfig(Bounded, place="env"):
     fixtures: str = bound("per_state", choices=("per_state", "loop", "numbered"))
     opening_draws: int = bound(2, ge=1)
     assets: str = ""
+    files: str = ""
     built_scenes: int = bound(16, ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.files and self.suite not in HORIZONS:
+            raise ConfigError(
+                f"env.suite={self.suite!r}: it must be one of {', '.join(HORIZONS)}, unless "
+                "env.files names a folder that has it"
+            )
+        if self.suite not in HORIZONS and not self.horizon:
+            raise ConfigError(
+                f"env.suite={self.suite} of env.files={self.files} has no time limit of its own: "
+                "set env.horizon, in control steps"
+            )
         self.tasks = [str(task) for task in self.tasks]
 
     def check_machine(self) -> None:
@@ -76,6 +88,8 @@ class LiberoConfig(Bounded, place="env"):
         no simulator."""
         require_packages("mujoco", "robosuite", extra="libero", purpose="The LIBERO suites")
         package.root()
+        if self.suite in pro.SUITES and not self.files:
+            pro.root()
         ensure_backend()
 
     def is_official(self, split: str) -> bool:
@@ -104,10 +118,9 @@ class LiberoConfig(Bounded, place="env"):
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = self.horizon or HORIZONS[self.suite]
-        official = (
-            "" if limit == HORIZONS[self.suite] else f" (the suite's own: {HORIZONS[self.suite]})"
-        )
+        own = HORIZONS.get(self.suite, self.horizon)
+        limit = self.horizon or own
+        official = "" if limit == own else f" (the suite's own: {own})"
         fixtures = (
             ""
             if self.fixtures == "per_state"

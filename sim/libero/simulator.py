@@ -129,7 +129,9 @@ class LiberoSimulator:
 
     def __init__(self, config: LiberoConfig) -> None:
         self.config = config
-        self._tasks = {task.task_id: task for task in find_tasks(config.suite, config.tasks)}
+        self._tasks = {
+            task.task_id: task for task in find_tasks(config.suite, config.tasks, config.files)
+        }
         self.tasks = tuple(
             TaskSpec(t.task_id, (t.instruction,), (t.instruction,), config.horizon or t.horizon)
             for t in self._tasks.values()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.libero import package
+from sim.libero import package, pro
 from vla_rl.errors import ConfigError, UserError
 
 # Control steps an episode may last, after settling: those of the OpenVLA-OFT evaluation
@@ -27,6 +27,7 @@ HORIZONS = {
     "libero_90": 400,
 }
 SUITES = tuple(HORIZONS)
+HORIZONS |= {name: HORIZONS[base] for name, (base, _) in pro.SUITES.items()}
 # name -> arguments
 PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
@@ -50,7 +51,8 @@ class Problem:
 @dataclass(frozen=True)
 class Task:
     """One task of a suite. ``instruction`` is made of the file's name, as the published
-    evaluations do."""
+    evaluations do; of one's own files and where LIBERO-PRO changes the words, it is the file's.
+    ``horizon`` 0: it has none of its own."""
 
     task_id: str
     suite: str
@@ -59,6 +61,7 @@ class Task:
     bddl_file: Path
     init_file: Path
     horizon: int
+    package: Path | None = None  # the folder of another LIBERO that simulates it
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -66,29 +69,59 @@ class Task:
 
 
 @functools.cache
-def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """All tasks of ``suite`` in its published order. `ConfigError` for an unknown suite."""
-    if suite not in HORIZONS:
-        raise ConfigError(f"libero suite={suite!r} is unknown: use one of {', '.join(SUITES)}.")
-    folder = package.root()
+def suite_tasks(suite: str, files: str = "") -> tuple[Task, ...]:
+    """All tasks of ``suite`` in its published order, or of ``files/bddl_files/suite`` in that of
+    their names. `ConfigError` for an unknown suite, `MissingDependency` without LIBERO-PRO's."""
+    folder, name, said = _place(suite, files)
+    there = folder / "bddl_files" / name
+    names = sorted(p.stem for p in there.glob("*.bddl")) if files else _names(folder)[name]
+    if not names:
+        raise ConfigError(
+            f"env.files={files} and env.suite={suite}: there are no task files {there}/*.bddl, with "
+            f"their initial states in {folder}/init_files/{name}"
+        )
+    own = folder.parents[1] if suite in pro.SUITES and not files else None
+    paths = [there / f"{task}.bddl" for task in names]
     return tuple(
         Task(
             task_id=f"{suite}/{index}",
             suite=suite,
-            name=name,
-            instruction=instruction_of(name),
-            bddl_file=folder / "bddl_files" / suite / f"{name}.bddl",
-            init_file=folder / "init_files" / suite / f"{name}.pruned_init",
-            horizon=HORIZONS[suite],
+            name=path.stem,
+            instruction=words_of(read_problem(path)) if said else instruction_of(path.stem),
+            bddl_file=path,
+            init_file=_states(folder / "init_files" / name, path.stem),
+            horizon=HORIZONS.get(suite, 0),
+            package=own,
         )
-        for index, name in enumerate(_names(folder)[suite])
+        for index, path in enumerate(paths)
     )
 
 
-def find_tasks(suite: str, wanted: Sequence[str]) -> tuple[Task, ...]:
+def _place(suite: str, files: str) -> tuple[Path, str, bool]:
+    """(folder of a suite's files, its name there, whether the files have the words)."""
+    if files:
+        return Path(files).expanduser(), suite, True
+    if suite in pro.SUITES:
+        name = pro.SUITES[suite][1]
+        return pro.root(), name, name.endswith(pro.SAID)
+    if suite not in SUITES:
+        raise ConfigError(
+            f"libero suite={suite!r} is unknown: use one of {', '.join(HORIZONS)}, or name a folder "
+            "of your own with env.files."
+        )
+    return package.root(), suite, False
+
+
+def _states(folder: Path, name: str) -> Path:
+    """LIBERO's torch-saved file, or the arrays that LIBERO-PRO's package has."""
+    arrays = folder / f"{name}.pruned_init.npz"
+    return arrays if arrays.is_file() else folder / f"{name}.pruned_init"
+
+
+def find_tasks(suite: str, wanted: Sequence[str], files: str = "") -> tuple[Task, ...]:
     """The tasks that ``wanted`` names (ids, numbers or BDDL names), or all. `ConfigError` for
     one that does not exist."""
-    tasks = suite_tasks(suite)
+    tasks = suite_tasks(suite, files)
     if not wanted:
         return tasks
     known = {key: task for i, task in enumerate(tasks) for key in (task.task_id, str(i), task.name)}
@@ -114,6 +147,11 @@ def instruction_of(name: str) -> str:
     """The text of a BDDL name; those of LIBERO-100 carry their scene in front:
     KITCHEN_SCENE3_turn_on_the_stove."""
     return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
+
+
+def words_of(problem: Problem) -> str:
+    """What a task file says to do, as instructions are written here."""
+    return problem.language.lower().strip().rstrip(".")
 
 
 # --------------------------------------------------------------------------------------------- BDDL

