@@ -45,8 +45,8 @@ from vla_rl.config.replay_algorithms import (
 )
 from vla_rl.data.replay import Replay
 from vla_rl.errors import ConfigError
+from vla_rl.learning.episode_queue import learned_weights, take_weights
 from vla_rl.learning.learners import learner_for
-from vla_rl.learning.spool import learned_weights, take_weights
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, Trajectory, Transitions
 
 ENDS = {

@@ -18,7 +18,6 @@ from vla_rl.algorithms import estimators
 from vla_rl.algorithms.actor_critic import RETURN, SAC
 from vla_rl.algorithms.advantages import decision_discounts, decision_rewards, discounted_returns
 from vla_rl.algorithms.offline_chain import iql_config
-from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.assembly.prior_data import _scored
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.episodes import CombinedConfig
@@ -26,6 +25,7 @@ from vla_rl.config.offline import OfflineConfig
 from vla_rl.config.replay_algorithms import CriticsConfig, SACConfig
 from vla_rl.interfaces import RewardModel
 from vla_rl.learning.learners import ReplayLearner
+from vla_rl.options import AlgorithmOptions, view
 from vla_rl.rewards.build import linked_to_algorithm
 from vla_rl.rewards.combined import CombinedReward
 from vla_rl.rewards.scorer import RewardScorer
@@ -121,7 +121,7 @@ def test_returns_do_not_depend_on_where_chunks_are_cut():
 def test_an_early_success_inside_a_chunk_earns_more_from_a_replay(name, k):
     config = dataclasses.replace(build.config_class("algorithm", name)(), gamma=0.9)
     # so that a potential counts as the replay does
-    assert asked(config, AlgorithmOptions).gamma_per_control_step
+    assert view(config, AlgorithmOptions).gamma_per_control_step
     trajectory, last = solved(k), 0.9 ** (k - 1)
     given = TaskSuccess(TaskSuccessConfig()).score([trajectory])[0]
     ((_, shown),) = _scored("demonstrations", TaskSuccess(TaskSuccessConfig()), [trajectory])

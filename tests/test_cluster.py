@@ -20,17 +20,17 @@ from vla_rl import build
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.checks.options import check_run
 from vla_rl.cluster import group as groups
-from vla_rl.cluster import session, workplace
+from vla_rl.cluster import session, worker_context
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.collector import job_of, parallel_stats
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.packing import packed, packed_weights, unpacked, unpacked_weights
-from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import nodes_of, ray_session
 from vla_rl.config import compose
 from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, MissingPackage, TrainingDiverged, UserError
-from vla_rl.learning.spool import learned_weights
+from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine, pooled_stats
 from vla_rl.run.pipeline import run_pipeline
@@ -208,7 +208,7 @@ def group_of(ray, start: Path, *overrides: str):
     env = open_env(config)
     policy = acting_policy(config, start, env.embodiment)
     said: list[str] = []
-    group = RolloutGroup(Seats(ray, config, nodes_of(ray)), job_of(config), said.append)
+    group = RolloutGroup(Allocation(ray, config, nodes_of(ray)), job_of(config), said.append)
     try:
         group.publish(1, learned_weights(policy))
         yield group, said
@@ -331,7 +331,9 @@ def test_what_a_user_can_mend_is_not_tried_again(ray_here, start, tmp_path):
             gathered(group, specs(1))
         assert not said
     config = compose([*TOY, "phases=[rl]", f"checkpoint={tmp_path / 'gone'}", "cluster=ray"])
-    group = RolloutGroup(Seats(ray_here, config, nodes_of(ray_here)), job_of(config), said.append)
+    group = RolloutGroup(
+        Allocation(ray_here, config, nodes_of(ray_here)), job_of(config), said.append
+    )
     try:
         with pytest.raises(UserError, match="gone"):
             gathered(group, specs(1))
@@ -343,7 +345,7 @@ def test_what_a_user_can_mend_is_not_tried_again(ray_here, start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_node_with_other_code_is_named(ray_here, start, monkeypatch):
-    monkeypatch.setattr(workplace, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
+    monkeypatch.setattr(worker_context, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
     with (
         group_of(ray_here, start) as (group, _),
         pytest.raises(UserError, match="another vla-rl than this machine"),

@@ -30,8 +30,8 @@ from vla_rl.cluster.payload import fetched
 from vla_rl.cluster.rollout_actor import Job, RolloutActor
 from vla_rl.config import compose, learned_algorithm, load, override, save
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.learning.lookahead import Plans
-from vla_rl.learning.spool import learned_weights
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state, save_state

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from test_cluster import TOY, alive, assert_same_episodes, figures, gathered, specs, start  # noqa: F401 - a fixture
 
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.collector import job_of
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers
 from vla_rl.cluster.packing import packed_weights
-from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import nodes_of
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError
-from vla_rl.learning.spool import learned_weights
+from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
 
@@ -210,7 +210,7 @@ def test_a_killed_server_costs_no_episode(ray_here, start):  # noqa: F811
     config = compose([*words, "env.step_seconds=0.005", "slots.slots_per_worker=2"])
     env = open_env(config)
     policy, job, said = acting_policy(config, start, env.embodiment), job_of(config), []
-    seats = Seats(ray_here, config, nodes_of(ray_here))
+    seats = Allocation(ray_here, config, nodes_of(ray_here))
     servers = Servers(
         seats, ServerJob(job.place, env.embodiment.to_dict(), job.prepared), said.append
     )

@@ -24,8 +24,8 @@ from benchmarks.learning.faults import Nodes
 from vla_rl.checks import cluster as checks
 from vla_rl.checks.options import check_run
 from vla_rl.checks.preflight import check
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.placement import Amount, Group, arranged, choices, resolved
-from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.times import measured
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, UserError
@@ -433,7 +433,7 @@ def test_what_a_placement_waits_for_is_said(monkeypatch):
         "rollout_cpus=8",
     )
     nodes = [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}]
-    held = Seats(SimpleNamespace(nodes=lambda: nodes), config, [GPUS, CPUS, CPUS])
+    held = Allocation(SimpleNamespace(nodes=lambda: nodes), config, [GPUS, CPUS, CPUS])
     held._groups = ["group"]
     table = {"state": "RESCHEDULING", "bundles_to_node_id": {0: "a", 1: "b", 2: ""}}
     module = importlib.import_module("ray.util.placement_group")

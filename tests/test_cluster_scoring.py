@@ -11,9 +11,9 @@ from test_replay_store import episode
 
 from vla_rl.assembly.env_and_policy import open_env
 from vla_rl.assembly.reward import start_reward
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.scoring import RemoteReward, RewardActor
-from vla_rl.cluster.seats import Seats
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
 
@@ -73,7 +73,7 @@ def remote():
         ),
     )
     own = start_reward(run, None)
-    seats = Seats(ray, config, [Amount(1.0)])
+    seats = Allocation(ray, config, [Amount(1.0)])
     return RemoteReward(seats, run, own), workers, said, own, (seats, run)
 
 

@@ -30,17 +30,17 @@ from vla_rl.data.replay import Replay
 from vla_rl.errors import CheckpointError, ConfigError, UserError
 from vla_rl.files import WEIGHTS as MODEL
 from vla_rl.learning.concurrent import SwappingCollector
-from vla_rl.learning.learner_process import LearnerProcess
-from vla_rl.learning.learner_server import STOP, LearnerServer
-from vla_rl.learning.learners import ReplayLearner
-from vla_rl.learning.spool import (
+from vla_rl.learning.episode_queue import (
     INBOX,
-    Spool,
+    EpisodeQueue,
     learned_weights,
     published_weights,
     stored_learner,
     take_weights,
 )
+from vla_rl.learning.learner_process import LearnerProcess
+from vla_rl.learning.learner_server import STOP, LearnerServer
+from vla_rl.learning.learners import ReplayLearner
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.run.pipeline import run_pipeline
@@ -82,7 +82,7 @@ def episode(i: int) -> Trajectory:
 
 def send(folder: Path) -> None:
     for a, b in ENTRIES:
-        Spool(folder / INBOX).put(
+        EpisodeQueue(folder / INBOX).put(
             a + 1, [(episode(i), torch.full((LENGTHS[i],), float(i))) for i in range(a, b)]
         )
 
@@ -145,7 +145,7 @@ from test_concurrent import check_all_is_there_once, send, server
 from vla_rl import storage
 from vla_rl.data import journal, tables
 from vla_rl.data.replay import Replay
-from vla_rl.learning import learner_server, spool
+from vla_rl.learning import learner_server, episode_queue
 from vla_rl.learning.learners import ReplayLearner
 
 def die(*_, **__):
@@ -175,10 +175,11 @@ def at(owner, name, call, instead=die, after=False):
 
 places = [
     at(learner_server, "save_learner", 1), at(learner_server, "save_learner", 1, after=True),
-    at(storage, "_swap_in", 2), at(learner_server, "publish_weights", 1), at(spool, "save_tensors", 2, after=True),
+    at(storage, "_swap_in", 2), at(learner_server, "publish_weights", 1), at(episode_queue, "save_tensors", 2, after=True),
     *[at(tables, "write_at", n, half) for n in (1, 3, 4)], *[at(journal, "write_at", n, half) for n in (1, 2, 6)],
-    *[at(Replay, "add", n, after=True) for n in (1, 2, 6)], *[at(spool.Spool, "remove", n) for n in (1, 2, 3)],
-    *[at(spool.Spool, "remove", n, one_file_gone) for n in (1, 3)],
+    *[at(Replay, "add", n, after=True) for n in (1, 2, 6)],
+    *[at(episode_queue.EpisodeQueue, "remove", n) for n in (1, 2, 3)],
+    *[at(episode_queue.EpisodeQueue, "remove", n, one_file_gone) for n in (1, 3)],
     *[at(ReplayLearner, "step", n, after=True) for n in (1, 3, 5, 9)], at(learner_server, "write_json", 3),
 ]
 warm = Path(sys.argv[2]) / "warm"  # what torch imports at the first update, each fork would import again

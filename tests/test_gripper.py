@@ -16,7 +16,7 @@ from policies.actors.gripper import HIGH, KEEP, LOW
 from policies.actors.residual import ACTION, ResidualPolicy
 from policies.actors.settings import DirectConfig, ResidualConfig
 from vla_rl import config as configs
-from vla_rl.algorithms import choices
+from vla_rl.algorithms import gripper_choices
 from vla_rl.algorithms.actor_critic import SAC, TD3
 from vla_rl.config.replay_algorithms import CriticsConfig, SACConfig, TD3Config
 from vla_rl.data.replay import Replay
@@ -68,7 +68,7 @@ def test_the_target_is_the_target_networks_value_of_the_online_choice():
     online = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
     target = torch.tensor([[7.0, 0.5, 9.0], [7.0, 0.5, 9.0], [7.0, 0.5, 9.0]])
     there = torch.tensor([[True, True, True], [True, False, True], [True, True, True]])
-    found = choices.choice_target(
+    found = gripper_choices.choice_target(
         torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.5, 0.5, 0.0]), online, target, there
     )
     # the second may not take the best; the third has ended
@@ -77,7 +77,9 @@ def test_the_target_is_the_target_networks_value_of_the_online_choice():
 
 def test_only_the_value_of_what_was_taken_learns_and_unknown_rows_count_nothing():
     values = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], requires_grad=True)
-    loss = choices.choice_loss(values, torch.tensor([1, 2, -1]), torch.tensor([0.0, 1.0, 50.0]))
+    loss = gripper_choices.choice_loss(
+        values, torch.tensor([1, 2, -1]), torch.tensor([0.0, 1.0, 50.0])
+    )
     loss.backward()
     assert loss.item() == (4.0 + 4.0) / 2
     assert values.grad.tolist() == [[0.0, 2.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
@@ -112,7 +114,7 @@ def test_each_change_costs_the_penalty_once_in_returns_of_any_length():
             (2, {0: -0.025, 1: -0.1 + 0.25, 2: 1.0}),
         ):
             batch = replay.draw(50, torch.Generator().manual_seed(0), gamma=0.5, n_step=n_step)
-            paid = choices.penalised(batch, batch.extra, batch.next_extra, 0.1)
+            paid = gripper_choices.penalised(batch, batch.extra, batch.next_extra, 0.1)
             found = {int(n): float(r) for n, r in zip(batch.observations.proprio[:, 0], paid)}
             assert found == pytest.approx(expected)
 

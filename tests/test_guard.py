@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vla_rl import cli
-from vla_rl.advice.remedies import advice, image_figures
 from vla_rl.advice.start_checks import Figures, Rate, checks
+from vla_rl.advice.suggestions import advice, image_figures
 from vla_rl.checks.options import check_run
 from vla_rl.checks.rewards import is_sparse
 from vla_rl.config import compose

@@ -31,7 +31,7 @@ MANY_PARAMETERS = {
 }
 
 # Attributes of other people's objects that are asked for by name. What this project asks of its own
-# components is declared in `vla_rl/asked.py` and `vla_rl/interfaces`.
+# components is declared in `vla_rl/options.py` and `vla_rl/interfaces`.
 SYSTEM = "not every operating system has it"
 VERSIONS = "not every version of that library has it"
 KINDS = "that library's classes tell themselves apart by it"
@@ -97,7 +97,7 @@ def test_attributes_that_are_asked_for_are_declared():
     found = set().union(*map(probes_of, FILES))
     new = sorted(found - set(PROBES))
     assert not new, (
-        f"{new}: declare what is asked in vla_rl/asked.py (configs, classes) or vla_rl/interfaces "
+        f"{new}: declare what is asked in vla_rl/options.py (configs, classes) or vla_rl/interfaces "
         "(objects)"
     )
     stale = sorted(set(PROBES) - found)
@@ -107,7 +107,7 @@ def test_attributes_that_are_asked_for_are_declared():
 def test_what_is_optional_is_offered_by_someone():
     """A misspelt method of a base would never be found in any plug-in."""
     bases = sorted((ROOT / "vla_rl" / "interfaces").glob("*.py"))
-    declaring = [*bases, ROOT / "vla_rl" / "asked.py"]
+    declaring = [*bases, ROOT / "vla_rl" / "options.py"]
     offered = {"train", "eval"}  # by torch.nn.Module
     for path in {*FILES} - {*declaring}:
         for node in ast.walk(tree(path)):

@@ -28,8 +28,8 @@ from vla_rl.algorithms import augmentation
 from vla_rl.algorithms import eyes as eyes_module
 from vla_rl.algorithms.actor_critic import SAC, TD3
 from vla_rl.algorithms.dagger import Dagger
-from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.iql import IQL
+from vla_rl.algorithms.picture_inputs import PictureInputs
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.checks.options import check_run
 from vla_rl.config.replay_algorithms import (
@@ -145,7 +145,7 @@ def test_pictures_are_shifted_by_whole_pixels_with_their_edges_repeated(monkeypa
     monkeypatch.setattr(
         torch, "randint", lambda low, high, size, generator: torch.tensor([[1, -1]])
     )
-    found = Eyes(policy).seen({}, observation, torch.Generator())["picture0"]
+    found = PictureInputs(policy).seen({}, observation, torch.Generator())["picture0"]
     assert found[0, ..., 0].tolist() == [[2, 3, 3], [2, 3, 3], [5, 6, 6]]
     assert found.dtype == torch.uint8
 

@@ -35,9 +35,9 @@ from vla_rl.config.phases import PHASES, evaluations, with_followers
 from vla_rl.data.trajectories import ROLLOUTS
 from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiverged, UserError
 from vla_rl.evaluation.video import have_video
+from vla_rl.learning.episode_queue import STATE
 from vla_rl.learning.figures import rollout_metrics
 from vla_rl.learning.sft import postponed_interrupts
-from vla_rl.learning.spool import STATE
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.rollout.engine import RolloutEngine

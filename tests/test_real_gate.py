@@ -680,7 +680,7 @@ def test_stages_are_in_the_order_of_the_contract():
     ],
 )
 def test_a_pose_that_no_arm_has_is_led_nowhere(field, value):
-    """Of a robot that nothing stands in front of: `real.robots.caught` lets none of these
+    """Of a robot that nothing stands in front of: `real.robots.guarded` lets none of these
     through."""
     ends = {"joint_low": (-1.0,) * 3, "joint_high": (1.0,) * 3, "joint_margin": 0.1}
     seen = dataclasses.replace(at(), **{field: np.array(value, dtype=float)})

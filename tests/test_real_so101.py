@@ -17,7 +17,7 @@ from so101_bus import NAMES, FakeBus, patched
 from real import limits as limit_files
 from real.messages import Event, Grant, Hello, Lease, Notice, Writer
 from real.modes import Mode
-from real.robots.caught import Caught
+from real.robots.guarded import Guarded
 from real.robots.lerobot import LeRobotArm
 from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
 from real.robots.remote import RemoteRobot
@@ -395,7 +395,7 @@ class Broken:
 
 @pytest.mark.parametrize("error", KINDS, ids=lambda error: type(error).__name__)
 def test_a_driver_of_ones_own_raises_one_kind(error):
-    robot = Caught(Broken(error))
+    robot = Guarded(Broken(error))
     for call in (robot.observe, robot.hold, robot.clear, robot.pictures, lambda: robot.begin({})):
         with pytest.raises(RobotLost, match=f"the driver of broken failed: {type(error).__name__}"):
             call()
@@ -510,7 +510,7 @@ UNSOUND = [
 def test_a_measurement_that_cannot_be_used_is_a_lost_robot(name, value):
     """And the supervisor latches it, where it ended."""
     robot = Telling()
-    supervisor = Supervisor(Caught(robot), robot.limits, SupervisorConfig(), 0.0)
+    supervisor = Supervisor(Guarded(robot), robot.limits, SupervisorConfig(), 0.0)
     assert supervisor.tick(0, 0.01).faults == ()
     robot.says = told(**{name: value})
     with pytest.raises(RobotLost, match="telling"):
@@ -524,7 +524,7 @@ def test_a_measurement_that_cannot_be_used_is_a_lost_robot(name, value):
 def test_what_is_no_measurement_is_a_lost_robot(says):
     robot = Telling()
     robot.says = says
-    supervisor = Supervisor(Caught(robot), robot.limits, SupervisorConfig(), 0.0)
+    supervisor = Supervisor(Guarded(robot), robot.limits, SupervisorConfig(), 0.0)
     assert supervisor.tick(0, 0.01).faults == ("robot lost",)
     with pytest.raises(RobotLost, match="instead of a Measured"):
         supervisor.robot.observe()
@@ -545,7 +545,7 @@ def test_what_is_no_measurement_is_a_lost_robot(says):
 def test_a_measurement_that_can_be_used_is_the_drivers_in_arrays_of_ones_own(changes):
     robot = Telling()
     robot.says = given = told(**changes)
-    found = Caught(robot).observe()
+    found = Guarded(robot).observe()
     for name in (f.name for f in dataclasses.fields(Measured)):
         mine, its = getattr(found, name), getattr(given, name)
         np.testing.assert_array_equal(mine, its)
@@ -559,7 +559,7 @@ def test_a_measurement_that_can_be_used_is_the_drivers_in_arrays_of_ones_own(cha
 
 def test_an_arm_of_joints_needs_no_hand_and_goes_on_with_the_joints_that_it_had():
     robot = JointArm()
-    caught = Caught(robot)
+    caught = Guarded(robot)
     assert caught.observe().joints.shape == (7,)
     robot.place = robot.place[[0, 1, 2, 3, 4, 5, 6, 6]]
     with pytest.raises(RobotLost, match=r"joints of shape \[8\] instead of \[7\]"):
@@ -585,7 +585,7 @@ IMAGE = np.zeros((2, 3, 3), dtype=np.uint8)
 def test_pictures_that_cannot_be_used_are_a_lost_robot(shows):
     robot = Telling()
     robot.shows = [Picture("front", 0, 0.0, IMAGE)]
-    caught = Caught(robot)
+    caught = Guarded(robot)
     assert caught.pictures() == robot.shows
     robot.shows = shows
     with pytest.raises(RobotLost, match="telling reports"):

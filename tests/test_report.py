@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.diagnostics import Alarm, Diagnostic
 from vla_rl.display.charts import (
     Interval,
@@ -34,6 +33,7 @@ from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.evaluation.statistics import mean_interval, wilson_interval
 from vla_rl.evaluation.video import Clip, have_video
 from vla_rl.monitoring.metrics import MetricsLogger, write_json
+from vla_rl.options import AlgorithmFigures, view
 from vla_rl.reporting.diagnostics import warnings
 from vla_rl.reporting.figures import learning_curve, paired, verdict
 from vla_rl.reporting.page import summary, write_report
@@ -374,7 +374,7 @@ def test_an_algorithm_brings_its_own_charts_and_alarms(tmp_path):
 def test_every_algorithm_shows_figures_of_its_own():
     """An option class that inherits another's, as IQLThenSAC's does, has its own."""
     for name in build.names("algorithm"):
-        declared = asked(build.config_class("algorithm", name), AlgorithmFigures).diagnostics
+        declared = view(build.config_class("algorithm", name), AlgorithmFigures).diagnostics
         assert declared and {d.key.partition("/")[0] for d in declared} == {name}
 
 

@@ -44,7 +44,7 @@ from vla_rl.monitoring.machine import versions
 from vla_rl.monitoring.metrics import MetricsLogger, read_metrics
 from vla_rl.paths import config_dir
 from vla_rl.robot import learning
-from vla_rl.robot.harvest import Harvest, HarvestThread
+from vla_rl.robot.episode_feed import EpisodeFeed, EpisodeFeedThread
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.types import FRESH, EpisodeSpec, Observation, Trajectory
@@ -297,7 +297,7 @@ def composed(start: Path, out: Path, *more: str, **asked):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    from vla_rl.learning.spool import published_weights
+    from vla_rl.learning.episode_queue import published_weights
 
     return published_weights(folder / "learner").tensors
 
@@ -403,8 +403,8 @@ def labels(trajectory):
 labels.refit = lambda labelled, newest: {}  # type: ignore[attr-defined]
 
 
-def harvest_of(out: Path, learner: Tickets, logger: MetricsLogger) -> Harvest:
-    return Harvest(out, 4, learner, labels, logger, lambda text: None)  # type: ignore[arg-type]
+def harvest_of(out: Path, learner: Tickets, logger: MetricsLogger) -> EpisodeFeed:
+    return EpisodeFeed(out, 4, learner, labels, logger, lambda text: None)  # type: ignore[arg-type]
 
 
 def ledger(out: Path) -> list[tuple[int, str]]:
@@ -427,7 +427,10 @@ def test_the_session_goes_on_while_an_episode_is_harvested(tmp_path):
         assert go_on.wait(120)
 
     learner = Tickets(held)
-    with MetricsLogger(out) as logger, HarvestThread(harvest_of(out, learner, logger)) as thread:
+    with (
+        MetricsLogger(out) as logger,
+        EpisodeFeedThread(harvest_of(out, learner, logger)) as thread,
+    ):
         ready, waits = learning._Ready(thread, 0, print), learning._Ready(thread, 1, print)
         assert ready() and under_way.wait(120)
         assert ledger(out) == [(1, "sessions/0001/journal/episode_000001.vrj")], (
@@ -477,12 +480,12 @@ def test_what_the_harvest_fails_of_is_told_and_each_episode_goes_out_once(
     with MetricsLogger(out) as logger:
         with (
             pytest.raises(UserError, match="no room"),
-            HarvestThread(harvest_of(out, learner, logger)),
+            EpisodeFeedThread(harvest_of(out, learner, logger)),
         ):
             pass  # what was closed is taken as it ends
         again = harvest_of(out, learner, logger)
         again.resume()
-        with pytest.raises(KeyboardInterrupt), HarvestThread(again) as thread:  # nothing is new
+        with pytest.raises(KeyboardInterrupt), EpisodeFeedThread(again) as thread:  # nothing is new
             thread.look()
             raise KeyboardInterrupt
     assert learner.sent == [f"0001/episode_00000{n}.vrj" for n in (1, 2, 3)]
@@ -499,13 +502,13 @@ def test_after_an_interrupt_what_was_closed_is_taken_and_a_failure_is_still_told
         operator=None,
     )
     with MetricsLogger(out) as logger:
-        with pytest.raises(KeyboardInterrupt), HarvestThread(harvest_of(out, learner, logger)):
+        with pytest.raises(KeyboardInterrupt), EpisodeFeedThread(harvest_of(out, learner, logger)):
             raise KeyboardInterrupt
         assert learner.sent == ["0001/episode_000001.vrj", "0001/episode_000002.vrj"]
         (out / "sessions" / "0001" / "journal" / "episode_000003.vrj").write_bytes(b"no journal")
         with (
             pytest.raises(UserError, match="is no journal"),
-            HarvestThread(harvest_of(out, learner, logger)),
+            EpisodeFeedThread(harvest_of(out, learner, logger)),
         ):
             raise KeyboardInterrupt
 
@@ -529,7 +532,7 @@ def test_an_episode_whose_label_may_still_be_changed_waits_and_a_damaged_ledger_
         assert harvest.closed() == names and harvest.closed(15.0) == names[:1], (
             "in order: the third waits for the second"
         )
-        with HarvestThread(harvest, 15.0) as thread:
+        with EpisodeFeedThread(harvest, 15.0) as thread:
             thread.look()
             assert thread._queued == set(names[:1])
         assert len(learner.sent) == 3, "as it ends, nothing waits"
@@ -770,9 +773,11 @@ def test_a_classifier_is_fitted_on_the_runs_own_labels_and_kept(start, tmp_path)
         def figures(self):
             return {}
 
-    def harvest() -> Harvest:
+    def harvest() -> EpisodeFeed:
         run = run_of(config, job_of(config, SPEC, []))
-        return Harvest(out, 4, Keeps(), SessionReward(run, None, said.append), logger, said.append)
+        return EpisodeFeed(
+            out, 4, Keeps(), SessionReward(run, None, said.append), logger, said.append
+        )
 
     with MetricsLogger(out) as logger:
         elsewhere = SessionReward(

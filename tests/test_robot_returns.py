@@ -23,7 +23,7 @@ from vla_rl.config.robot import compose
 from vla_rl.data.journal import Journal
 from vla_rl.errors import ConfigError
 from vla_rl.robot import learning
-from vla_rl.robot.harvest import LEDGER
+from vla_rl.robot.episode_feed import LEDGER
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.session import Asked, make_plan
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import (
+from vla_rl.errors import ConfigError
+from vla_rl.moved import MOVED
+from vla_rl.options import (
     CLASSES,
     OPTIONS,
     AlgorithmFigures,
     ComponentClass,
     ShapingOptions,
-    asked,
     misspelt,
+    view,
 )
-from vla_rl.errors import ConfigError
-from vla_rl.moved import MOVED
 
 
 @dataclass
@@ -365,7 +365,7 @@ def config_class(group: str, name: str) -> type:
     """The dataclass that checks this component's keys."""
     found = entry(group, name)
     if found.config.endswith(".Config"):
-        own = asked(attribute(found.target), ComponentClass).Config
+        own = view(attribute(found.target), ComponentClass).Config
         if own is None:
             raise ConfigError(
                 f"{found.target} needs a class attribute 'Config': the dataclass of its options"

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 import vla_rl
-from vla_rl.asked import PolicyClass, asked
 from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.files import (
     CONFIG,
@@ -44,6 +43,7 @@ from vla_rl.files import (
     weight_files,
 )
 from vla_rl.interfaces import Policy
+from vla_rl.options import PolicyClass, view
 from vla_rl.ranks import Ranks, full_state, load_full_state
 from vla_rl.storage import (
     load_state,
@@ -252,7 +252,7 @@ def _build(
     stacked = isinstance(config.get("base"), dict)
     if changes or BASE in config:  # those of a policy on top of another are about that one
         own = config["base"] if stacked else config
-        for name in asked(factory(own["policy_type"]), PolicyClass).config_path:
+        for name in view(factory(own["policy_type"]), PolicyClass).config_path:
             own = own[name]
     if changes:
         _change(own, changes, config["policy_type"], path)
@@ -291,7 +291,7 @@ def _from_config(
     base = _from_config(
         factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory
     )
-    if asked(kind, _Refers).base_key in config:
+    if view(kind, _Refers).base_key in config:
         load_weights(config[kind.base_key], base)
     return kind.from_config_dict(config, embodiment, own, base)
 

@@ -2,7 +2,7 @@
 logs it, for the report.
 
 Phases declare theirs in their row (`vla_rl.config.phases`), algorithms in the class of their
-options (`vla_rl.asked.AlgorithmFigures`), and with them what tells whether they move the policy.
+options (`vla_rl.options.AlgorithmFigures`), and with them what tells whether they move the policy.
 Nothing here needs torch.
 """
 

@@ -2,6 +2,15 @@
 (`vla_rl.build.attribute`)."""
 
 MOVED = {
+    "vla_rl.algorithms.reading": "vla_rl.algorithms.policy_reader",
+    "vla_rl.algorithms.choices": "vla_rl.algorithms.gripper_choices",
+    "vla_rl.algorithms.eyes": "vla_rl.algorithms.picture_inputs",
+    "vla_rl.advice.remedies": "vla_rl.advice.suggestions",
+    "vla_rl.robot.harvest": "vla_rl.robot.episode_feed",
+    "vla_rl.learning.spool": "vla_rl.learning.episode_queue",
+    "vla_rl.cluster.workplace": "vla_rl.cluster.worker_context",
+    "vla_rl.cluster.seats": "vla_rl.cluster.allocation",
+    "vla_rl.asked": "vla_rl.options",
     "vla_rl.algorithms.imitation_settings": "vla_rl.config.imitation",
     "vla_rl.algorithms.offline_settings": "vla_rl.config.offline",
     "vla_rl.algorithms.ranges": "vla_rl.bounds",
@@ -15,7 +24,7 @@ MOVED = {
     "vla_rl.evaluation.advise": "vla_rl.advice.advise",
     "vla_rl.evaluation.checkpoints": "vla_rl.run.evaluate_checkpoints",
     "vla_rl.evaluation.start_checks": "vla_rl.advice.start_checks",
-    "vla_rl.learning.remedies": "vla_rl.advice.remedies",
+    "vla_rl.learning.remedies": "vla_rl.advice.suggestions",
     "vla_rl.optional": "vla_rl.interfaces",
     "vla_rl.overrides": "vla_rl.config.overrides",
     "vla_rl.own_configs": "vla_rl.config.own_files",

@@ -12,12 +12,12 @@ from typing import Any
 from benchmarks.learning.runs import PARTS, Record, iteration_seconds, rl_records
 from benchmarks.measuring import in_turns, over_rounds, table
 from vla_rl import config as configs
-from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.assembly.folder import read_phases
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
 from vla_rl.monitoring.machine import versions
+from vla_rl.options import AlgorithmOptions, view
 from vla_rl.run.pipeline import run_pipeline
 
 START_UPDATES = 100  # of the SFT that both start from
@@ -77,7 +77,7 @@ def side_config(overrides: Sequence[str], folder: Path, name: str) -> RunConfig:
     config.phases, config.reward_check.on_bad = ["reward", "rl"], "warn"
     config.rl.iterations = config.rl.eval_every = 0
     # such iterations leave the policy out
-    if asked(config.algorithm, AlgorithmOptions).critic_warmup_iterations is not None:
+    if view(config.algorithm, AlgorithmOptions).critic_warmup_iterations is not None:
         config.algorithm.critic_warmup_iterations = 0
     return config
 

@@ -15,12 +15,12 @@ from benchmarks.learning.runs import require_level
 from benchmarks.measuring import say
 from vla_rl import build
 from vla_rl import config as configs
-from vla_rl.asked import ConfigMethods, asked
 from vla_rl.checkpoint import load_policy
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
 from vla_rl.files import CONFIG, check_checkpoint, existing_checkpoint, read_json
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
+from vla_rl.options import ConfigMethods, view
 from vla_rl.run.pipeline import plan, run_pipeline
 
 PHASES = ["eval_sft", "rl", "eval_rl", "report"]
@@ -123,7 +123,7 @@ def method_runs(
     policy = load_policy(start, build.policy_class, changes=changes)
     for name, (config, *_) in runs.items():
         with _named(name):
-            if (check := asked(config.algorithm, ConfigMethods).check_policy) is not None:
+            if (check := view(config.algorithm, ConfigMethods).check_policy) is not None:
                 check(policy)
             if config.actor_type != "none":
                 build.implementation("actor", config.actor_type).from_base(config.actor, policy)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import timed
-from vla_rl.asked import RewardOptions, asked
 from vla_rl.config import compose
 from vla_rl.errors import UserError
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
+from vla_rl.options import RewardOptions, view
 from vla_rl.rewards.build import build_reward
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
@@ -86,7 +86,7 @@ def text(document: Mapping[str, Any]) -> str:
 
 def _ready(kind: str, config: Any, decisions: int, size: int) -> Any:
     """A reward that can score: what it learns of noise does not matter, how fast it scores does."""
-    options = asked(config, RewardOptions)
+    options = view(config, RewardOptions)
     if options.updates is not None:
         config = dataclasses.replace(config, updates=1)
     if options.milestones is not None:  # the synthetic robot's dimensions have no names

@@ -15,13 +15,13 @@ import torch
 from benchmarks.learning.replay import Sizes, robot, synthetic_episodes
 from benchmarks.measuring import take_turns
 from vla_rl import build
-from vla_rl.asked import ActorOptions, asked
 from vla_rl.config import RunConfig, compose, with_run
 from vla_rl.data.demonstrations import short_statistics
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext
+from vla_rl.options import ActorOptions, view
 from vla_rl.types import Transitions
 
 DEFAULT = "run=residual_quickstart"
@@ -53,7 +53,7 @@ def measure(
         )
     algorithm, replay, base = learner_on_noise(config, size, decisions)
     learners = {KEPT: algorithm, ENCODED: algorithm}
-    if PICTURES in asked(config.actor, ActorOptions).can_see:
+    if PICTURES in view(config.actor, ActorOptions).can_see:
         learners[PICTURES] = _learner(config, base, PICTURES)
     generator = torch.Generator().manual_seed(0)
     calls = {

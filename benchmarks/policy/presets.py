@@ -12,10 +12,10 @@ import torch
 from benchmarks.policy import flows, memory, nano, openvla
 from benchmarks.policy.inputs import bench_embodiment
 from policies.openvla import OpenVLAConfig
-from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.config import compose
 from vla_rl.devices import check_device, pick_device
 from vla_rl.errors import ConfigError
+from vla_rl.options import AlgorithmOptions, PolicyOptions, view
 from vla_rl.types import CameraSpec
 
 OPENVLA_PRESETS = {"openvla-nano": "nano", "openvla-7b": "7b"}
@@ -54,12 +54,12 @@ def estimated(overrides: Sequence[str], preset: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if overrides:
         config = compose(overrides)
-        if asked(config.policy, PolicyOptions).lora_rank is None:
+        if view(config.policy, PolicyOptions).lora_rank is None:
             raise ConfigError(
                 "--dry-run estimates OpenVLA policies, this run has "
                 f"policy.type={config.policy_type}"
             )
-        policy, algorithm = config.policy, asked(config.algorithm, AlgorithmOptions)
+        policy, algorithm = config.policy, view(config.algorithm, AlgorithmOptions)
         options = {
             "policy_type": config.policy_type,
             "offload_optimizer": algorithm.offload_optimizer,

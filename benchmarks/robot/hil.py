@@ -27,7 +27,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.files import check_checkpoint
 from vla_rl.monitoring.machine import versions
 from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics
-from vla_rl.robot.harvest import RECENT
+from vla_rl.robot.episode_feed import RECENT
 from vla_rl.robot.learning import Judge, Learning, compose, learn
 
 CLONED, SOURCE = "bc", "hil_serl"

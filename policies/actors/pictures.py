@@ -1,4 +1,4 @@
-"""Eyes of an actor's own: a few convolutions over a camera's pictures, trained by the critics
+"""PictureInputs of an actor's own: a few convolutions over a camera's pictures, trained by the critics
 (DrQ-v2, arXiv 2107.09645)."""
 
 from __future__ import annotations

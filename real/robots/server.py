@@ -28,8 +28,8 @@ import numpy as np
 from real.link import Connection, Server
 from real.named import make_world
 from real.ring import RingWriter
-from real.robots.caught import driven
 from real.robots.faults import Defects, Fault
+from real.robots.guarded import driven
 from real.robots.protocol import Reference, RobotLost
 from real.robots.simulated import Picture, SimulatedRobot
 from real.robots.world import Coach

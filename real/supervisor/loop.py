@@ -24,7 +24,7 @@ from real.link import Server
 from real.messages import Frame, Writer, decode, encode
 from real.modes import By
 from real.named import named
-from real.robots.caught import Caught
+from real.robots.guarded import Guarded
 from real.robots.remote import RemoteRobot
 from real.scheduling import ORPHANED, Deadlines, die_with_parent, freeze_garbage, real_time
 from real.supervisor.core import Supervisor
@@ -41,7 +41,7 @@ class Loop:
     write), cameras ([name, height, width] of those in processes of their own)."""
 
     def __init__(self, config: dict[str, Any]):
-        self.robot = Caught(named(config["robot"])(**config.get("robot_options", {})))
+        self.robot = Guarded(named(config["robot"])(**config.get("robot_options", {})))
         if config.get("cameras"):
             self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment

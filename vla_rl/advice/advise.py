@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vla_rl.advice.remedies import advice, image_figures
 from vla_rl.advice.start_checks import (
     BAD,
     GOOD,
@@ -26,7 +25,7 @@ from vla_rl.advice.start_checks import (
     chunk_spread,
     overall,
 )
-from vla_rl.asked import AlgorithmFigures, EnvOptions, asked
+from vla_rl.advice.suggestions import advice, image_figures
 from vla_rl.checks.rewards import is_sparse
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
@@ -35,6 +34,7 @@ from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.learning.groups import success_rate
 from vla_rl.learning.guard import Guard
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
+from vla_rl.options import AlgorithmFigures, EnvOptions, view
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec, TaskSpec
 
@@ -84,7 +84,7 @@ def _read_rl(
 ) -> None:
     """Success of the start in RL's own episodes (until the policy's first update), and what the
     guard says."""
-    movement = asked(config.algorithm, AlgorithmFigures).movement
+    movement = view(config.algorithm, AlgorithmFigures).movement
     guard = Guard(config.rl, movement, is_sparse(config), advice(config, folder))
     before, start, changed = 0, Rate(0, 0), False
     for row in rows:
@@ -106,7 +106,7 @@ def _read_rl(
 def _limits(config: RunConfig, result: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, int]:
     """The time limit of each task; without ``env.horizon`` that of its episodes that failed,
     which is when time was up."""
-    horizon = asked(config.env, EnvOptions).horizon
+    horizon = view(config.env, EnvOptions).horizon
     if horizon:
         return dict.fromkeys(tasks, int(horizon))
     limits: dict[str, int] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from vla_rl.advice.remedies import (
+from vla_rl.advice.suggestions import (
     better_start,
     explores_by,
     first_successes,
@@ -23,13 +23,13 @@ from vla_rl.advice.remedies import (
     sees_more,
 )
 from vla_rl.algorithms.validation import BLIND, DEAF, FLAT, WEAK
-from vla_rl.asked import EnvOptions, PolicyOptions, asked
 from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.outcome import moving_dims
 from vla_rl.evaluation.statistics import difference_interval, wilson_interval
+from vla_rl.options import EnvOptions, PolicyOptions, view
 from vla_rl.types import EmbodimentSpec, Trajectory
 
 GOOD, WATCH, BAD = "good", "watch", "bad"
@@ -173,7 +173,7 @@ def _success(figures: Figures, config: RunConfig, folder: Path) -> Iterator[Chec
         remedy = "; ".join(first_successes(config, folder))
     elif share > DONE:
         verdict = BAD if low > 0.8 else WATCH
-        exact = asked(config.env, EnvOptions).action_noise == 0
+        exact = view(config.env, EnvOptions).action_noise == 0
         noise = ", noise in what is executed (env.action_noise=0.1)" if exact else ""
         remedy = (
             "hardly anything is left to learn: make it harder (other tasks, a start from fewer "
@@ -451,7 +451,7 @@ def _spread(figures: Figures, config: RunConfig) -> Iterator[Check]:
 
 def _wider(config: RunConfig) -> Iterator[str]:
     """What makes the policy's samples differ more, of what it has not yet."""
-    policy = asked(config.policy, PolicyOptions)
+    policy = view(config.policy, PolicyOptions)
     if policy.noise_correlation == 0 and policy.decoding != "autoregressive":
         yield "noise that a chunk's control steps share (policy.noise_correlation=0.8)"
     if policy.action_range and policy.action_range != "bounds":

@@ -18,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms import choices, conservative, critics
+from vla_rl.algorithms import conservative, critics, gripper_choices
 from vla_rl.algorithms.advantages import chunk_rewards
 from vla_rl.algorithms.conservative import RETURN
-from vla_rl.algorithms.eyes import Eyes
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.picture_inputs import PictureInputs
 from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
@@ -59,13 +59,13 @@ class ActorCritic(ABC):
             )
         self.device = next(policy.actor.parameters()).device
         self.head = critics.value_head(config.critics)
-        self._eyes = Eyes(policy)
+        self._eyes = PictureInputs(policy)
         self.generator = torch.Generator().manual_seed(config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.critics = self._new_critics().to(self.device)
         self._learned: list[nn.Module] = [policy.encoder, self.critics]
-        self._chooses = choices.network(policy)
+        self._chooses = gripper_choices.network(policy)
         if self._chooses is not None:
             self._learned.append(self._chooses)
         self._target = copy.deepcopy(nn.ModuleList(self._learned)).requires_grad_(False)
@@ -111,7 +111,7 @@ class ActorCritic(ABC):
             frames[RETURN] = rewards_to_go(rewards, steps, self.config.gamma)
         if self._chooses is not None:
             changes = self.policy.gripper_changes(trajectory.actions, trajectory.valid)
-            frames[choices.CHANGES] = rewards_to_go(
+            frames[gripper_choices.CHANGES] = rewards_to_go(
                 chunk_rewards(changes, self.config.gamma), steps, self.config.gamma
             )
         return frames
@@ -213,12 +213,12 @@ class ActorCritic(ABC):
             following = policy.choice_values(
                 self._target[0](next_frames), next_frames, self._target[2]
             )
-            rewards = choices.penalised(batch, frames, next_frames, c.gripper_penalty)
+            rewards = gripper_choices.penalised(batch, frames, next_frames, c.gripper_penalty)
             there = policy.choosable(next_frames)
-            target = choices.choice_target(
+            target = gripper_choices.choice_target(
                 rewards, batch.discounts.to(rewards), online, following, there
             )
-        loss = choices.choice_loss(values, taken, target)
+        loss = gripper_choices.choice_loss(values, taken, target)
         if self._conservative:
             known = taken >= 0
             data = values[known].gather(1, taken[known][:, None])[None, :, 0]

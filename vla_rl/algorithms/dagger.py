@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms import choices
-from vla_rl.algorithms.eyes import Eyes
+from vla_rl.algorithms import gripper_choices
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.picture_inputs import PictureInputs
 from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS
 from vla_rl.errors import ConfigError
@@ -41,7 +41,7 @@ class Dagger:
                 "set actor=direct, actor=residual or actor=own (the policy itself), or use "
                 "policy=small"
             )
-        if choices.network(policy) is not None:
+        if gripper_choices.network(policy) is not None:
             raise ConfigError(
                 "algorithm dagger has no values to choose a gripper by: set "
                 "actor.gripper=continuous"
@@ -50,7 +50,7 @@ class Dagger:
         self.policy: Any = policy
         self.device = next(policy.actor.parameters()).device
         self.generator = torch.Generator().manual_seed(config.seed)
-        self._eyes = Eyes(policy)
+        self._eyes = PictureInputs(policy)
         learned: dict[int, nn.Parameter] = {}
         for module in (policy.encoder, policy.actor):
             learned |= {id(p): p for p in module.parameters() if p.requires_grad}

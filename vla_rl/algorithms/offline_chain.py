@@ -29,7 +29,6 @@ from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.optim import GuardedStep, make_adamw
 from vla_rl.algorithms.ppo import PPO
-from vla_rl.asked import PolicyOptions, asked, config_of
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.config.offline import OfflineConfig
@@ -37,6 +36,7 @@ from vla_rl.config.replay_algorithms import IQLConfig
 from vla_rl.data.replay import DEMONSTRATIONS, SOLVED, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
+from vla_rl.options import PolicyOptions, config_of, view
 from vla_rl.types import EpisodeSpec, Observation, PolicyOutput, RolloutBatch, Transitions
 
 ADVANTAGE = "vla_rl.algorithms.estimators:Given"
@@ -105,7 +105,7 @@ class OfflineChain:
                 "policy of this project (policy=nano_flow), or set algorithm=iql, which trains "
                 "tokens too, and leave offline out of phases"
             )
-        if config.imitation_updates and asked(config_of(policy), PolicyOptions).freeze_untrained:
+        if config.imitation_updates and view(config_of(policy), PolicyOptions).freeze_untrained:
             raise ConfigError(
                 f"offline.imitation_updates={config.imitation_updates} trains all steps of the "
                 "chain, and with policy.freeze_untrained=true a copy that never learns takes the "

@@ -38,7 +38,7 @@ from vla_rl.algorithms.optim import (
     optimizer_state,
     rate_factor,
 )
-from vla_rl.algorithms.reading import Reader
+from vla_rl.algorithms.policy_reader import Reader
 from vla_rl.algorithms.success_memory import SuccessMemory
 from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weights
 from vla_rl.build import attribute

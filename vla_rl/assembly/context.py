@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from vla_rl import build
-from vla_rl.asked import PolicyOptions, asked
 from vla_rl.assembly.env_and_policy import acting_policy, open_env, open_policy, select_tasks
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import save_checkpoint
@@ -30,6 +29,7 @@ from vla_rl.files import read_json
 from vla_rl.interfaces import Collector, Env
 from vla_rl.monitoring.metrics import BEST_FILE, MetricsLogger, write_json
 from vla_rl.monitoring.progress import Progress
+from vla_rl.options import PolicyOptions, view
 from vla_rl.paths import is_address
 from vla_rl.rewards.tools import leave_out
 from vla_rl.rollout.engine import RolloutEngine
@@ -48,7 +48,7 @@ class Run:
     phases: dict[str, Any]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     told: set[str] = field(default_factory=set)  # of its data
-    # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.seats`)
+    # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.allocation`)
     seats: Any = None
 
     @property
@@ -136,7 +136,7 @@ def start_checkpoint(run: Run) -> Path:
     trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
     if c.checkpoint:
         return Path(c.checkpoint)
-    if "sft" in c.phases or trained.exists() or not asked(c.policy, PolicyOptions).checkpoint:
+    if "sft" in c.phases or trained.exists() or not view(c.policy, PolicyOptions).checkpoint:
         return trained
     if not published.exists():
         policy = build.implementation("policy", c.policy_type).from_published(

@@ -11,7 +11,6 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.augmentation import require_mirror
-from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked, methods
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
@@ -23,6 +22,7 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
+from vla_rl.options import AlgorithmOptions, PolicyOptions, methods, view
 from vla_rl.paths import is_address
 from vla_rl.storage import replacing
 from vla_rl.types import EmbodimentSpec, TaskSpec
@@ -43,7 +43,7 @@ def open_env(config: RunConfig) -> Env:
         functools.partial(simulator, config.env),
         num_workers=slots.workers,
         slots_per_worker=slots.slots_per_worker,
-        max_chunk_length=max(128, asked(config.policy, PolicyOptions).chunk_length or 0),
+        max_chunk_length=max(128, view(config.policy, PolicyOptions).chunk_length or 0),
         hang_timeout=slots.hang_timeout,
         max_restarts=slots.max_restarts,
         python=slots.python,
@@ -82,7 +82,7 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
     if fresh or not begun:  # who goes on has those episodes
         check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
     imitates = "sft" in config.phases and config.sft.augment.mirror and not config.checkpoint
-    if imitates or ("rl" in config.phases and asked(config.algorithm, AlgorithmOptions).mirrors):
+    if imitates or ("rl" in config.phases and view(config.algorithm, AlgorithmOptions).mirrors):
         require_mirror(env.embodiment)
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
         raise ConfigError(
@@ -95,7 +95,7 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
 def _require_cameras(policy: Any, embodiment: EmbodimentSpec) -> None:
     """Raise `ConfigError` where a new policy's config asks for cameras that the env does not
     show, or cannot cut up."""
-    wanted, known = asked(policy, PolicyOptions).cameras, embodiment.camera_names
+    wanted, known = view(policy, PolicyOptions).cameras, embodiment.camera_names
     # (feature:camera is another form)
     missing = [name for name in wanted if ":" not in name and name not in known]
     if missing:
@@ -125,7 +125,7 @@ def open_policy(config: RunConfig, path: Path | str, embodiment: EmbodimentSpec)
         served = dataclasses.replace(options, url=str(path))
         return build.implementation("policy", "remote")(served, embodiment)
     path = Path(path)
-    reads_published = asked(config.policy, PolicyOptions).checkpoint is not None
+    reads_published = view(config.policy, PolicyOptions).checkpoint is not None
     if (path / EMBODIMENT).exists() or not reads_published:
         return acting_policy(config, path, embodiment)
     published = dataclasses.replace(config.policy, checkpoint=str(path))

@@ -26,10 +26,10 @@ from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import explained, read_json
 from vla_rl.interfaces import Env
+from vla_rl.learning.episode_queue import FAILURE, JOB
 from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learner_server import LearnerServer
 from vla_rl.learning.learners import ReplayLearner
-from vla_rl.learning.spool import FAILURE, JOB
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.monitoring.progress import Progress
 from vla_rl.types import EmbodimentSpec, TaskSpec

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vla_rl import build, files
-from vla_rl.asked import AlgorithmOptions, EnvOptions, asked
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
 from vla_rl.config.run import DEMONSTRATIONS
 from vla_rl.errors import ConfigError
+from vla_rl.options import AlgorithmOptions, EnvOptions, view
 
 _AGAIN = "write or fetch the dataset again"
 
@@ -59,7 +59,7 @@ def check_offline_replays(config: RunConfig) -> None:
     """Raise `ConfigError` where nothing would learn from ``replay.offline``, or a share is asked
     of none."""
     algorithm, given = (
-        asked(config.algorithm, AlgorithmOptions),
+        view(config.algorithm, AlgorithmOptions),
         f"replay.offline={list(config.replay.offline)}",
     )
     if not config.replay.offline:
@@ -123,7 +123,7 @@ def check_recording(config: RunConfig) -> None:
                 f"{key}={value} runs episodes, and env=dataset is a recording, "
                 f"without any: set {key}=0"
             )
-    if "rl" in config.phases and not asked(config.algorithm, AlgorithmOptions).offline_updates:
+    if "rl" in config.phases and not view(config.algorithm, AlgorithmOptions).offline_updates:
         raise ConfigError(
             "phases has rl, and env=dataset has no episodes but those that were recorded: learn "
             "from them before the first one with an algorithm that can (algorithm=iql "
@@ -132,7 +132,7 @@ def check_recording(config: RunConfig) -> None:
 
 
 def _check_replayed(config: RunConfig) -> None:
-    algorithm = asked(config.algorithm, AlgorithmOptions)
+    algorithm = view(config.algorithm, AlgorithmOptions)
     for name in (
         ("demonstration_share",)
         if config.replay.offline
@@ -159,7 +159,7 @@ def _check_restarts(config: RunConfig) -> None:
             f"rl.group_size={rl.group_size}) is none, as one is always whole: raise the share or "
             "rl.episodes_per_iteration, or set rl.restarts.share=0"
         )
-    if asked(config.env, EnvOptions).chunk_is_path:
+    if view(config.env, EnvOptions).chunk_is_path:
         raise ConfigError(
             f"{given}: in env.type={config.env_type} a chunk is one path from rest to rest, so the "
             "same actions in other chunks lead elsewhere, and no episode can begin in the middle "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vla_rl.asked import PolicyOptions, asked
 from vla_rl.checks.data import is_recording
 from vla_rl.checks.planned import Planned
 from vla_rl.config.phases import PHASES
 from vla_rl.errors import ConfigError
+from vla_rl.options import PolicyOptions, view
 
 
 def check(run: Planned) -> None:
@@ -27,7 +27,7 @@ def check(run: Planned) -> None:
                 f"phases has {name}, and there are no demonstrations to learn from: put collect "
                 "before it, or name some with dataset=FOLDER"
             )
-        published = "" if "sft" in config.phases else asked(config.policy, PolicyOptions).checkpoint
+        published = "" if "sft" in config.phases else view(config.policy, PolicyOptions).checkpoint
         if needs == "start" and not (config.checkpoint or published or made("sft", name)):
             raise ConfigError(
                 f"phases has {name}, and there is no policy to start from: put sft before it "

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import methods
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError, require_packages
 from vla_rl.monitoring.machine import available_cores
 from vla_rl.monitoring.sinks import require_sinks
+from vla_rl.options import methods
 
 _WORKERS_PER_CORE, _MANY_WORKERS = 8, 64
 

@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 from vla_rl import build
-from vla_rl.asked import (
-    ActorOptions,
-    AlgorithmClass,
-    AlgorithmOptions,
-    EnvOptions,
-    PolicyOptions,
-    asked,
-    methods,
-)
 from vla_rl.checks.cluster import check_cluster
 from vla_rl.checks.data import (
     check_demonstrations,
@@ -25,6 +16,15 @@ from vla_rl.checks.rewards import check_fallback
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_entry, advantage_of
 from vla_rl.errors import ConfigError
+from vla_rl.options import (
+    ActorOptions,
+    AlgorithmClass,
+    AlgorithmOptions,
+    EnvOptions,
+    PolicyOptions,
+    methods,
+    view,
+)
 
 
 def check_run(config: RunConfig) -> None:
@@ -49,7 +49,7 @@ def check_run(config: RunConfig) -> None:
         _check_rhythm(config)
     if config.cluster_type == "ray":
         check_cluster(config)
-    algorithm = asked(config.algorithm, AlgorithmOptions)
+    algorithm = view(config.algorithm, AlgorithmOptions)
     advantage, grouped = algorithm.advantage, advantage_of(config.algorithm).grouped
     # a virtual sample joins groups of one
     joined = advantage == "grpo" and algorithm.virtual_best != "none"
@@ -67,9 +67,9 @@ def check_run(config: RunConfig) -> None:
 def _check_actor(config: RunConfig) -> None:
     """Raise `ConfigError` for an actor that the algorithm does not train, or whose own eyes would
     have nothing to see. Policies' cameras are asked as it is made."""
-    actor, env = asked(config.actor, ActorOptions), asked(config.env, EnvOptions)
+    actor, env = view(config.actor, ActorOptions), view(config.env, EnvOptions)
     made = build.implementation("algorithm", config.algorithm_type) if actor.distribution else None
-    needed = asked(made, AlgorithmClass).actor_distribution
+    needed = view(made, AlgorithmClass).actor_distribution
     if needed and actor.distribution != needed:
         other = "sac" if needed == "deterministic" else "td3"
         raise ConfigError(
@@ -159,13 +159,13 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
             raise ConfigError(
                 "sft.learning_rate=0.0 trains nothing: give a value above 0, such as 1e-3"
             )
-        size = asked(config.env, EnvOptions).pixels
+        size = view(config.env, EnvOptions).pixels
         if size and config.sft.augment.shift >= size:
             raise ConfigError(
                 f"sft.augment.shift={config.sft.augment.shift} pushes whole pictures of {size} "
                 "pixels out of sight: use a few pixels, such as 4"
             )
-    steps, policy = config.rollout.replan_steps, asked(config.policy, PolicyOptions)
+    steps, policy = config.rollout.replan_steps, view(config.policy, PolicyOptions)
     if not config.checkpoint and policy.chunk_length is not None and steps > policy.chunk_length:
         raise ConfigError(
             f"rollout.replan_steps={steps} is more than policy.chunk_length={policy.chunk_length}: "
@@ -178,7 +178,7 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
         or config.checkpoint
     ):
         return
-    advantage = asked(config.algorithm, AlgorithmOptions).advantage
+    advantage = view(config.algorithm, AlgorithmOptions).advantage
     if advantage and advantage_entry(advantage).needs_value:
         raise ConfigError(
             f"algorithm.advantage={advantage} needs values, and there is neither a critic nor a "

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import files
-from vla_rl.asked import AlgorithmOptions, EnvOptions, PolicyOptions, asked
 from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig
 from vla_rl.config.serving import require_wire
 from vla_rl.errors import UserError
 from vla_rl.hub import DATASET, MODEL, fetch_hint
+from vla_rl.options import AlgorithmOptions, EnvOptions, PolicyOptions, view
 from vla_rl.paths import is_address
 
 _MEGABYTE = 10**6
@@ -87,8 +87,8 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
     last, the one before)."""
     need, env, policy = (
         _LEAST_SPACE,
-        asked(config.env, EnvOptions),
-        asked(config.policy, PolicyOptions),
+        view(config.env, EnvOptions),
+        view(config.policy, PolicyOptions),
     )
     tasks, frame = len(config.tasks or env.tasks or ()) or 1, len(env.cameras) * env.pixels**2
     if "collect" in open_phases and not (config.checkpoint or config.dataset):
@@ -99,7 +99,7 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
             * frame
         )
     kept = (
-        asked(config.algorithm, AlgorithmOptions).remembered
+        view(config.algorithm, AlgorithmOptions).remembered
         * _FRAMES
         // (policy.chunk_length or _FRAMES)
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vla_rl import files
-from vla_rl.asked import PolicyOptions, asked
 from vla_rl.checks import inputs, options, places, rewards
 from vla_rl.checks.cluster import check_room
 from vla_rl.checks.machine import check_machine, check_workers
@@ -24,6 +23,7 @@ from vla_rl.config.serving import require_wire
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError
 from vla_rl.monitoring.machine import available_cores, default_threads
+from vla_rl.options import PolicyOptions, view
 from vla_rl.paths import is_address
 
 
@@ -93,7 +93,7 @@ def check_start(config: RunConfig, path: Path | str) -> None:
         return
     path = Path(path)
     if (
-        asked(config.policy, PolicyOptions).checkpoint is not None
+        view(config.policy, PolicyOptions).checkpoint is not None
         and path.is_dir()
         and not (path / files.EMBODIMENT).exists()
     ):

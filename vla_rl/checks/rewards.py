@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmClass, AlgorithmOptions, RewardClass, RewardOptions, asked
 from vla_rl.checks.data import has_data
 from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig, checked
 from vla_rl.config.episodes import refuse_potential
 from vla_rl.errors import ConfigError
+from vla_rl.options import AlgorithmClass, AlgorithmOptions, RewardClass, RewardOptions, view
 
 
 def check(run: Planned) -> None:
@@ -29,7 +29,7 @@ def check(run: Planned) -> None:
             f"reward={config.reward_type} is none: set it to 0, or choose reward=pairwise, "
             "process, classifier, value_progress or preference"
         )
-    untrained = [name for name, part in learned if not asked(part, RewardOptions).checkpoint]
+    untrained = [name for name, part in learned if not view(part, RewardOptions).checkpoint]
     trained = "reward" in config.phases or (not run.fresh and (config.run_dir / "reward").is_dir())
     if "rl" in open_phases and untrained and not trained:
         raise ConfigError(
@@ -37,7 +37,7 @@ def check(run: Planned) -> None:
             "phases, or name a trained one with reward.checkpoint=FOLDER ('vla-rl reward fit "
             f"reward={untrained[0]} data=FOLDER' writes one)"
         )
-    names = asked(config.algorithm, AlgorithmOptions).reward_names
+    names = view(config.algorithm, AlgorithmOptions).reward_names
     unknown = [name for name in names if name not in {part for part, _, _ in parts}]
     if unknown or (names and config.reward_type != "combined"):
         raise ConfigError(
@@ -46,7 +46,7 @@ def check(run: Planned) -> None:
             f"({', '.join(part for part, _, _ in parts)}), or leave it empty"
         )
     for _, _, part in parts:
-        refuse_potential(asked(part, RewardOptions).shaping, config.algorithm)
+        refuse_potential(view(part, RewardOptions).shaping, config.algorithm)
 
 
 def reward_parts(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
@@ -61,9 +61,9 @@ def reward_parts(config: RunConfig) -> Iterator[tuple[str, str, Any]]:
 
 def _learned(kind: str, reward: Any) -> bool:
     # the learned ones of this project; no need to import them
-    if asked(reward, RewardOptions).refit_updates is not None:
+    if view(reward, RewardOptions).refit_updates is not None:
         return True
-    return ":" in kind and bool(asked(build.implementation("reward", kind), RewardClass).learned)
+    return ":" in kind and bool(view(build.implementation("reward", kind), RewardClass).learned)
 
 
 def is_sparse(config: RunConfig) -> bool:
@@ -73,7 +73,7 @@ def is_sparse(config: RunConfig) -> bool:
 
 def reads_rewards(config: RunConfig) -> bool:
     """Whether the algorithm learns from rewards at all."""
-    return asked(
+    return view(
         build.implementation("algorithm", config.algorithm_type), AlgorithmClass
     ).reads_rewards
 

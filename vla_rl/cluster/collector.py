@@ -12,18 +12,18 @@ import torch
 
 from vla_rl import build
 from vla_rl.assembly.context import Run
+from vla_rl.cluster.allocation import allocated
 from vla_rl.cluster.group import RolloutGroup
 from vla_rl.cluster.inference import ServerJob, Servers
 from vla_rl.cluster.rollout_actor import Job
-from vla_rl.cluster.seats import seated
 from vla_rl.cluster.session import dashboard, ray_session
 from vla_rl.cluster.status import STATUS_FILE, StatusFile
-from vla_rl.cluster.workplace import Workplace
+from vla_rl.cluster.worker_context import WorkerContext
 from vla_rl.config import RunConfig
 from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.interfaces import Collector
-from vla_rl.learning.spool import learned_weights
+from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.rollout.engine import pooled_seconds
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
 
@@ -64,14 +64,14 @@ class RayCollector(Collector):
         self._resources = contextlib.ExitStack()
         try:
             ray = self._resources.enter_context(ray_session(config))
-            seats = self._resources.enter_context(seated(ray, run))
+            seats = self._resources.enter_context(allocated(ray, run))
             config = seats.config  # with numbers
             self._status = StatusFile(run.dir / STATUS_FILE, self._describe)
             self._ages: dict[str, float] = {}
             self._seats, self._say, self._waits = seats, run.progress.say, ""
             job, servers = job_of(run.config), None
             if config.inference:
-                place = Workplace.of(run.config, config.inference, config.threads)
+                place = WorkerContext.of(run.config, config.inference, config.threads)
                 server = ServerJob(place, run.env.embodiment.to_dict(), job.prepared)
                 servers = Servers(seats, server, run.progress.say)
                 self._resources.callback(servers.close)
@@ -246,7 +246,7 @@ def job_of(config: RunConfig) -> Job:
     entry, cluster = build.entry("algorithm", config.algorithm_type), config.cluster
     # (of a user's own nothing is known)
     needs = entry.needs if isinstance(entry, build.AlgorithmEntry) else "likelihood"
-    place = Workplace.of(config, cluster.rollouts, cluster.threads)
+    place = WorkerContext.of(config, cluster.rollouts, cluster.threads)
     return Job(
         place,
         needs in ("likelihood", "imitation"),

@@ -21,13 +21,13 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import errors
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.payload import Payload, light_trajectories
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
-from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import log_tail
-from vla_rl.cluster.workplace import require_same_code
+from vla_rl.cluster.worker_context import require_same_code
 from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError, first_line
@@ -109,7 +109,7 @@ class RolloutGroup:
 
     def __init__(
         self,
-        seats: Seats,
+        seats: Allocation,
         job: Job,
         say: Callable[[str], None],
         look: Callable[[], None] = lambda: None,
@@ -504,7 +504,7 @@ def _cause(ray: Any, error: Exception) -> Exception:
     return cause
 
 
-def _started(seats: Seats, job: Job, number: int, servers: Servers | None = None) -> _Worker:
+def _started(seats: Allocation, job: Job, number: int, servers: Servers | None = None) -> _Worker:
     """A new actor, which is told to open what it needs."""
     make = seats.ray.remote(
         **seats.options("rollout", number),

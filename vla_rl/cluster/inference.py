@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from vla_rl.assembly.learner import trained_policy
-from vla_rl.cluster import workplace
+from vla_rl.cluster import worker_context
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
-from vla_rl.cluster.seats import Seats
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy
-from vla_rl.learning.spool import take_weights
+from vla_rl.learning.episode_queue import take_weights
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 
@@ -35,7 +35,7 @@ from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 class ServerJob:
     """What a server is to do. ``prepared``: the algorithm prepares its policy for RL."""
 
-    place: workplace.Workplace
+    place: worker_context.WorkerContext
     embodiment: dict[str, Any]
     prepared: bool
 
@@ -62,7 +62,7 @@ class InferenceActor:
 
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what."""
-        return workplace.hello()
+        return worker_context.hello()
 
     def open(self) -> dict[str, Any]:
         """Open the policy, unless it is, and say what an engine must know of it. Raises `UserError`
@@ -216,7 +216,7 @@ class RemotePolicy(Policy):
         while True:
             server = self._server
             try:
-                return workplace.heard(self._ray, call(server))
+                return worker_context.heard(self._ray, call(server))
             except self._ray.exceptions.RayActorError as error:
                 self._await_other(server, error)
 
@@ -240,7 +240,7 @@ class Servers:
     """The inference actors of ``seats`` as the driver sees them. Number i acts for the rollout
     actors i, i + inference, …"""
 
-    def __init__(self, seats: Seats, job: ServerJob, say: Any) -> None:
+    def __init__(self, seats: Allocation, job: ServerJob, say: Any) -> None:
         self._ray, self._config, self._seats, self._job, self._say = (
             seats.ray,
             seats.config,
@@ -271,7 +271,7 @@ class Servers:
         for answer in done:
             server = sent[answer]
             try:
-                busy = workplace.heard(self._ray, answer)
+                busy = worker_context.heard(self._ray, answer)
             except self._ray.exceptions.RayActorError:  # `look` sees to it
                 continue
             acted, server.busy, server.failures = acted + busy - server.busy, busy, 0

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from vla_rl.assembly.context import Run
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.group import store_full
 from vla_rl.cluster.learner_actor import LearnerActor, LearnerJob
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.payload import owners, places, stored
-from vla_rl.cluster.seats import Seats
 from vla_rl.cluster.session import alive_nodes, log_tail
-from vla_rl.cluster.workplace import Workplace, require_same_code
+from vla_rl.cluster.worker_context import WorkerContext, require_same_code
 from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.learning.episode_queue import learned_weights, take_weights
 from vla_rl.learning.learners import EpisodesLost
-from vla_rl.learning.spool import learned_weights, take_weights
 from vla_rl.monitoring.progress import Progress
 from vla_rl.types import Trajectory
 
@@ -41,7 +41,7 @@ class GroupLearner:
     """A `Learner`: the ranks of ``seats``. ``policy`` is the driver's own, which learning
     changes."""
 
-    def __init__(self, seats: Seats, run: Run, policy: Any) -> None:
+    def __init__(self, seats: Allocation, run: Run, policy: Any) -> None:
         self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
         self.config = run.config.algorithm
         policy.prepare_for_rl()  # as the ranks' own is, by the algorithm
@@ -133,7 +133,7 @@ class GroupLearner:
         c = self._run.config
         size = c.cluster.learners
         job = LearnerJob(
-            Workplace.of(c, size),
+            WorkerContext.of(c, size),
             self._run.env.embodiment.to_dict(),
             tuple(self._run.env.tasks),
             self._run.env.privileged_dim,

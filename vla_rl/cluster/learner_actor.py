@@ -14,15 +14,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from vla_rl.asked import AlgorithmClass, asked
 from vla_rl.assembly.learner import learner_of, trained_policy
-from vla_rl.cluster import workplace
+from vla_rl.cluster import worker_context
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.payload import fetched
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
+from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.learning.learners import BatchLearner
-from vla_rl.learning.spool import learned_weights
+from vla_rl.options import AlgorithmClass, view
 from vla_rl.ranks import Ranks, gathered, load_full_state, shard
 from vla_rl.types import Held, RolloutBatch, TaskSpec
 
@@ -32,7 +32,7 @@ class LearnerJob:
     """What a rank is to do. ``timeout`` seconds the ranks wait for each other, ``mode`` is that
     of `ranks.shard`."""
 
-    place: workplace.Workplace
+    place: worker_context.WorkerContext
     embodiment: dict[str, Any]
     tasks: tuple[TaskSpec, ...]
     privileged_dim: int
@@ -60,7 +60,7 @@ class LearnerActor:
             free.bind(("", 0))
             port = free.getsockname()[1]
         host = ray.util.get_node_ip_address()
-        return workplace.hello() | {"address": f"tcp://{host}:{port}"}
+        return worker_context.hello() | {"address": f"tcp://{host}:{port}"}
 
     def open(self, address: str) -> None:
         """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what
@@ -97,7 +97,7 @@ class LearnerActor:
         told = unpacked(data)
         trajectories = [trajectory_from_state(state) for state in told["episodes"]]
         owner, alone = told["owner"], self._ranks.size == 1
-        parts = not alone and asked(self._learner.algorithm, AlgorithmClass).takes_parts
+        parts = not alone and view(self._learner.algorithm, AlgorithmClass).takes_parts
         mine = [i for i, rank in enumerate(owner.tolist()) if not parts or rank == self._job.index]
         found, lost = self._fetched([episodes[i] for i in mine])
         gone = torch.zeros(len(trajectories), dtype=torch.int64)

@@ -22,13 +22,13 @@ import torch
 
 from vla_rl import build
 from vla_rl.assembly.learner import trained_policy
-from vla_rl.cluster import workplace
+from vla_rl.cluster import worker_context
 from vla_rl.cluster.inference import RemotePolicy
 from vla_rl.cluster.packing import unpacked_weights
 from vla_rl.cluster.payload import handed_out, light_state, split
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Collector
-from vla_rl.learning.spool import take_weights
+from vla_rl.learning.episode_queue import take_weights
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -38,7 +38,7 @@ class Job:
     """What an actor is to do. ``prepared``: the algorithm prepares its policy for RL. ``streams``:
     lists follow each other without a pause, and weights change in the middle of episodes."""
 
-    place: workplace.Workplace
+    place: worker_context.WorkerContext
     prepared: bool
     streams: bool = False
     # objects that what is done at one time is spread over (0: its images and replay go to the
@@ -84,7 +84,7 @@ class RolloutActor:
     # --------------------------------------------------------------------------------------- orders
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what: said before anything that takes long or can fail."""
-        return workplace.hello()
+        return worker_context.hello()
 
     def open(self) -> None:
         """Open the env and the policy. Raises `UserError` for what the run's user can mend."""

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.reward import start_reward
-from vla_rl.cluster import workplace
+from vla_rl.cluster import worker_context
+from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed, unpacked
-from vla_rl.cluster.seats import Seats
-from vla_rl.cluster.workplace import require_same_code
+from vla_rl.cluster.worker_context import require_same_code
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import RewardModel
@@ -37,7 +37,7 @@ from vla_rl.types import Trajectory
 class RewardJob:
     """What a reward worker is to do."""
 
-    place: workplace.Workplace
+    place: worker_context.WorkerContext
     embodiment: dict[str, Any]
 
 
@@ -50,7 +50,7 @@ class RewardActor:
 
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what."""
-        return workplace.hello()
+        return worker_context.hello()
 
     def score(self, data: np.ndarray | None, held: tuple[Any, int] | None) -> np.ndarray:
         """The rewards [t] of a packed episode, or one that lies behind (reference, place), and what
@@ -85,7 +85,7 @@ class RemoteReward(RewardModel):
 
     reads_frames = False  # its workers fetch them
 
-    def __init__(self, seats: Seats, run: Run, reward: Any) -> None:
+    def __init__(self, seats: Allocation, run: Run, reward: Any) -> None:
         config = run.config
         reward = RewardModel.of(reward)
         changes = reward.learned or "state" in reward.can or config.rl.fallback != "none"
@@ -99,7 +99,7 @@ class RemoteReward(RewardModel):
         self._ray, self._seats, self._say = seats.ray, seats, run.progress.say
         c = self._cluster = seats.config
         self._job = RewardJob(
-            workplace.Workplace.of(config, c.reward_workers), run.env.embodiment.to_dict()
+            worker_context.WorkerContext.of(config, c.reward_workers), run.env.embodiment.to_dict()
         )
         self._workers = [self._started(place) for place in range(c.reward_workers)]
         self._turns = itertools.cycle(range(c.reward_workers))
@@ -143,7 +143,7 @@ class RemoteReward(RewardModel):
         while True:
             try:
                 answer = unpacked(
-                    workplace.heard(self._ray, call.reference, self._cluster.hang_timeout)
+                    worker_context.heard(self._ray, call.reference, self._cluster.hang_timeout)
                 )
                 self._failures = 0
                 return answer

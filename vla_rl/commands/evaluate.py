@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.asked import EnvOptions, asked, methods
 from vla_rl.commands.shared import Add, Names, add_overrides, place, write_result
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.options import EnvOptions, methods, view
 from vla_rl.paths import is_address
 
 
@@ -101,7 +101,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
     elif config.tasks:  # what the run itself evaluates
         config.tasks = [*config.tasks, *held_out]
     env: Any = config.env
-    if arguments.tasks and asked(env, EnvOptions).tasks is not None:
+    if arguments.tasks and view(env, EnvOptions).tasks is not None:
         config.env = dataclasses.replace(env, tasks=list(arguments.tasks))
     # a part of the env: a bare number may mean another's task
     if arguments.suite and arguments.suite != config.env_type:

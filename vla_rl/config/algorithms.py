@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from vla_rl.asked import AdvantageClass, AlgorithmOptions, NoiseOptions, asked
 from vla_rl.bounds import Bounded, bound, several, told_by
 from vla_rl.config.imitation import MemoryConfig
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
+from vla_rl.options import AdvantageClass, AlgorithmOptions, NoiseOptions, view
 
 STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
 CENTERS = ("mean", "median")
@@ -49,7 +49,7 @@ def advantage_entry(name: str) -> AdvantageEntry:
     from vla_rl.build import attribute, refuse_misspelt
 
     refuse_misspelt(attribute(name), AdvantageClass, name)
-    own = asked(attribute(name), AdvantageClass)
+    own = view(attribute(name), AdvantageClass)
     return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
 
 
@@ -64,7 +64,7 @@ def _check_advantage(name: str, key: str) -> None:
 def advantage_of(algorithm: Any) -> AdvantageEntry:
     """The estimator that an algorithm's config names; one that names none counts as GAE: values
     bootstrap, no groups."""
-    chosen = asked(algorithm, AlgorithmOptions).advantage
+    chosen = view(algorithm, AlgorithmOptions).advantage
     return advantage_entry("gae" if chosen is None else chosen)
 
 
@@ -365,7 +365,7 @@ class PPOConfig(Bounded, place="algorithm"):
         1.25 for d = 0.1, h = 8, ρ = 0.8.
         """
         kept = KEPT_AXIS.get(self.ratio_level)
-        joined = [axis for axis in asked(policy, NoiseOptions).correlated_axes if axis != kept]
+        joined = [axis for axis in view(policy, NoiseOptions).correlated_axes if axis != kept]
         if self.ratio_level == "token" or not joined:
             return
         raise ConfigError(

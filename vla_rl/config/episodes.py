@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmOptions, ShapingOptions, asked
 from vla_rl.bounds import Bounded, bound
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
+from vla_rl.options import AlgorithmOptions, ShapingOptions, view
 from vla_rl.splits import SPLITS
 
 ON_BAD = ("stop", "warn")
@@ -33,15 +33,15 @@ def refuse_potential(shaping: Any, algorithm: Any) -> None:
     policy as it is for the γ by which rewards are added up alone (Ng, Harada and Russell 1999,
     theorem 1). With another γ' each step pays (γ' − γ) Φ(s') beside it, for being where the
     potential is high."""
-    if asked(shaping, ShapingOptions).mode != "potential" or not shaping.weight:
+    if view(shaping, ShapingOptions).mode != "potential" or not shaping.weight:
         return
-    if shaping.gamma < 0 and asked(algorithm, AlgorithmOptions).gamma is None:
+    if shaping.gamma < 0 and view(algorithm, AlgorithmOptions).gamma is None:
         raise ConfigError(
             f"reward.shaping.gamma={shaping.gamma:g} takes the discount of the algorithm, and "
             f"{type(algorithm).__name__} has no option 'gamma': call its discount so, or give "
             "reward.shaping.gamma (1: nothing is discounted)"
         )
-    own = asked(algorithm, AlgorithmOptions)
+    own = view(algorithm, AlgorithmOptions)
     if own.gamma is not None and shaping.gamma >= 0 and not math.isclose(shaping.gamma, own.gamma):
         raise ConfigError(
             f"reward.shaping.gamma={shaping.gamma:g} is not algorithm.gamma={own.gamma:g}: a "

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.config.algorithms import CurriculumConfig
 from vla_rl.config.cluster import MODES, WHAT_A_CLUSTER_LEARNS_FROM, RayConfig
@@ -27,6 +26,7 @@ from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
 from vla_rl.files import write_whole
 from vla_rl.hub import DATASET, located
+from vla_rl.options import AlgorithmOptions, PolicyOptions, view
 
 # What may differ when a run is resumed, and between the runs of a study: it says how and where to
 # compute, not what.
@@ -215,7 +215,7 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
         setattr(config, key, value)
     config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
     config.collect.policy = located(config.collect.policy)
-    if asked(config.policy, PolicyOptions).checkpoint:
+    if view(config.policy, PolicyOptions).checkpoint:
         config.policy.checkpoint = located(config.policy.checkpoint)
     return config
 
@@ -247,7 +247,7 @@ def as_learned(tree: Mapping[str, Any]) -> dict[str, Any]:
 def learned_algorithm(config: RunConfig) -> Any:
     """The options of the run's algorithm, as `as_learned`."""
     own = as_learned(to_tree(config))["algorithm"].get("behavior_weight")
-    if own in (None, asked(config.algorithm, AlgorithmOptions).behavior_weight):
+    if own in (None, view(config.algorithm, AlgorithmOptions).behavior_weight):
         return config.algorithm
     return dataclasses.replace(config.algorithm, behavior_weight=own)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import EnvOptions, asked
 from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect_worker import collect_one, embodiment, open_demonstrator
 from vla_rl.data.lerobot_format import SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.monitoring.machine import available_cores
+from vla_rl.options import EnvOptions, view
 from vla_rl.splits import stable_seed
 from vla_rl.types import EpisodeSpec
 
@@ -45,7 +45,7 @@ def collect_demonstrations(
     counts. Raises `UserError` when more than half of the attempts at a task fail.
     """
     if config.horizon:
-        if asked(env_config, EnvOptions).horizon is None:
+        if view(env_config, EnvOptions).horizon is None:
             raise ConfigError(
                 f"collect.horizon={config.horizon}: env {env_type!r} has no key 'horizon' to change"
             )

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.asked import methods
 from vla_rl.config import RunConfig
+from vla_rl.options import methods
 
 
 def conditions_of(config: RunConfig, split: str) -> dict[str, Any]:

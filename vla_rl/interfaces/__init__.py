@@ -2,7 +2,7 @@
 
 A component subclasses the base of its kind, or is any object with methods of the same names, which
 the core gives the base's answers (`Offering.of`). No component imports another. What is read of
-their configs and classes stands in `vla_rl.asked`.
+their configs and classes stands in `vla_rl.options`.
 """
 
 from vla_rl.interfaces.actor import ActorPolicy

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl.interfaces import Collector
+from vla_rl.learning.episode_queue import take_weights
 from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learners import RemoteLearner
-from vla_rl.learning.spool import take_weights
 from vla_rl.monitoring.progress import Progress
 from vla_rl.rollout.engine import pooled_stats
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory

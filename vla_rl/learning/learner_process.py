@@ -21,17 +21,17 @@ from torch import Tensor
 
 from vla_rl import errors
 from vla_rl.errors import UserError
-from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
-from vla_rl.learning.spool import (
+from vla_rl.learning.episode_queue import (
     BEAT,
     FAILURE,
     FIGURES,
     INBOX,
     JOB,
+    EpisodeQueue,
     NewestWeights,
-    Spool,
     read_figures,
 )
+from vla_rl.learning.learner_server import CHECKPOINT, EPISODES, STOP
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.types import Trajectory
 
@@ -61,7 +61,7 @@ class LearnerProcess:
     ) -> None:
         self.folder, self.job, self._pace, self._say = folder, job, updates_per_decision, say
         self._module = module
-        self._spool = Spool(folder / INBOX)
+        self._spool = EpisodeQueue(folder / INBOX)
         self._restarts, self._died = restarts, 0
         self._hang_seconds = hang_seconds
         # the newest, and since when (this process's clock)

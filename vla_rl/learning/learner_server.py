@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.checkpoint import restoring
-from vla_rl.learning.figures import mean_figures
-from vla_rl.learning.learners import ReplayLearner
-from vla_rl.learning.spool import (
+from vla_rl.learning.episode_queue import (
     BEAT,
     FIGURES,
     INBOX,
     STATE,
-    Spool,
+    EpisodeQueue,
     Weights,
     learned_weights,
     publish_weights,
@@ -31,6 +29,8 @@ from vla_rl.learning.spool import (
     stored_learner,
     take_weights,
 )
+from vla_rl.learning.figures import mean_figures
+from vla_rl.learning.learners import ReplayLearner
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.monitoring.progress import Progress
 
@@ -39,7 +39,7 @@ _NAP = 1.0  # seconds after which it looks into the spool untold
 
 
 class LearnerServer:
-    """Serves ``folder`` (`vla_rl.learning.spool`) until it is told to stop. ``commands`` are
+    """Serves ``folder`` (`vla_rl.learning.episode_queue`) until it is told to stop. ``commands`` are
     words from the actor."""
 
     def __init__(
@@ -54,7 +54,7 @@ class LearnerServer:
         self._publish_every, self._commands, self._spool = (
             publish_every,
             commands,
-            Spool(folder / INBOX),
+            EpisodeQueue(folder / INBOX),
         )
         self._updates = 0  # since the first episode
         self._published = 0  # of those, in the newest version

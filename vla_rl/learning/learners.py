@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.advantages import decision_rewards
-from vla_rl.asked import AlgorithmOptions, asked, config_of
 from vla_rl.config.run import RAM_BYTES
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.interfaces import OnPolicy, Replayed
 from vla_rl.learning.figures import mean_figures
 from vla_rl.monitoring.progress import Progress
+from vla_rl.options import AlgorithmOptions, config_of, view
 from vla_rl.types import EmbodimentSpec, RolloutBatch, Trajectory
 
 # a replay's source, and an episode with its rewards, that is there before the first
@@ -243,7 +243,7 @@ class ReplayLearner:
         """Keep an episode with what the algorithm wants of it; ``rewards`` [t] of decisions or [t
         h] of control steps, which the algorithm's discount (``config.gamma``, per control step as
         `Replay` counts) sums inside each chunk."""
-        gamma = asked(self.config, AlgorithmOptions).gamma
+        gamma = view(self.config, AlgorithmOptions).gamma
         rewards = decision_rewards(
             rewards.float(), trajectory.valid, 1.0 if gamma is None else gamma
         )

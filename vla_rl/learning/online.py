@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
-from vla_rl.asked import AlgorithmOptions, asked
 from vla_rl.checkpoint import (
     Checkpointable,
     keep_numbered,
@@ -39,6 +38,7 @@ from vla_rl.learning.plan import propose_episodes, record_outcomes
 from vla_rl.learning.restarts import Restarts, restart_metrics, whole
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
+from vla_rl.options import AlgorithmOptions, view
 from vla_rl.rewards.scorer import RewardScorer
 from vla_rl.rollout.engine import pooled_stats
 from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
@@ -189,7 +189,7 @@ class OnlineRL:
             got.rewards = [self._scored.pop(t.rollout_id) for t in got.chosen]
             got.named = torch.cat(got.rewards)
         else:  # (also the groups that a resumed run kept)
-            names = asked(self.learner.config, AlgorithmOptions).reward_names
+            names = view(self.learner.config, AlgorithmOptions).reward_names
             got.chosen, (got.rewards, got.named, figures) = self._with_all(
                 got.chosen, lambda chosen: scorer.score(chosen, names)
             )
@@ -244,7 +244,7 @@ class OnlineRL:
 
         def learned(chosen: list[Trajectory]) -> dict[str, float]:
             if chosen is not scored:  # some had to run again
-                names = asked(self.learner.config, AlgorithmOptions).reward_names
+                names = view(self.learner.config, AlgorithmOptions).reward_names
                 got.rewards, got.named, _ = scorer.score(chosen, names)
             return self.learner.learn(chosen, got.rewards, got.named)
 

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmFigures, asked
 from vla_rl.config.phases import PHASES
 from vla_rl.config.robot import SESSION_LOGS
 from vla_rl.diagnostics import Diagnostic
 from vla_rl.display import words
 from vla_rl.display.charts import percent, short
 from vla_rl.errors import ConfigError
+from vla_rl.options import AlgorithmFigures, view
 from vla_rl.reporting.runs import RunData
 
 
@@ -40,7 +40,7 @@ def _of_algorithm(r: RunData) -> list[Diagnostic]:
     for name in [kind] if isinstance(kind, str) else build.names("algorithm"):
         # a class that is not on this machine, or is no more
         with contextlib.suppress(ConfigError, ImportError):
-            found += asked(build.config_class("algorithm", name), AlgorithmFigures).diagnostics
+            found += view(build.config_class("algorithm", name), AlgorithmFigures).diagnostics
     return found
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.asked import AlgorithmOptions, EncoderOptions, RewardOptions, ShapingOptions, asked
 from vla_rl.checkpoint import CheckpointError, restoring
 from vla_rl.config import checked
 from vla_rl.config.algorithms import advantage_of
@@ -20,6 +19,7 @@ from vla_rl.config.episodes import refuse_potential
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy, RewardModel
 from vla_rl.monitoring.metrics import write_json
+from vla_rl.options import AlgorithmOptions, EncoderOptions, RewardOptions, ShapingOptions, view
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EmbodimentSpec
 
@@ -57,7 +57,7 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
     model = RewardModel.of(model)
     if context.embodiment is not None:
         model.set_embodiment(context.embodiment, context.stride)
-    options = asked(config, RewardOptions)
+    options = view(config, RewardOptions)
     if model.learned and options.checkpoint:
         load_reward(options.checkpoint, kind, model)
     if options.reference and "references" in model.can:
@@ -71,8 +71,8 @@ def build_reward(kind: str, config: Any, context: RewardContext | None = None) -
 
 def reads_policy(config: Any) -> bool:
     """Whether a reward's config (or one of its parts) asks for the policy's own image features."""
-    options = asked(config, RewardOptions)
-    return asked(options.encoder, EncoderOptions).type == "policy" or any(
+    options = view(config, RewardOptions)
+    return view(options.encoder, EncoderOptions).type == "policy" or any(
         (part.get("encoder") or {}).get("type") == "policy"
         for part in (options.parts or {}).values()
     )
@@ -97,10 +97,10 @@ def linked_to_algorithm(config: Any, algorithm: Any) -> Any:
 
     Raises `ConfigError` for a potential under group-relative advantages.
     """
-    shaping = asked(config, RewardOptions).shaping
-    if shaping is None or algorithm is None or asked(shaping, ShapingOptions).truncated_end is None:
+    shaping = view(config, RewardOptions).shaping
+    if shaping is None or algorithm is None or view(shaping, ShapingOptions).truncated_end is None:
         return config
-    options = asked(algorithm, AlgorithmOptions)
+    options = view(algorithm, AlgorithmOptions)
     refuse_potential(shaping, algorithm)
     changes: dict[str, Any] = {}
     # one unit of time
@@ -121,9 +121,9 @@ def fit_updates(config: Any) -> int:
     """How many updates `fit` makes (of several parts: the longest), for a progress bar."""
     parts = [
         config.part(name, part)[1]
-        for name, part in (asked(config, RewardOptions).parts or {}).items()
+        for name, part in (view(config, RewardOptions).parts or {}).items()
     ]
-    return max([1, *[asked(c, RewardOptions).updates or 1 for c in (config, *parts)]])
+    return max([1, *[view(c, RewardOptions).updates or 1 for c in (config, *parts)]])
 
 
 # ------------------------------------------------------------------------------------------- saving

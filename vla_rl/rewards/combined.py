@@ -15,10 +15,10 @@ from vla_rl.algorithms.advantages import (
     decision_rewards,
     discounted_returns,
 )
-from vla_rl.asked import ShapingOptions, asked
 from vla_rl.config.episodes import CombinedConfig
 from vla_rl.errors import UserError
 from vla_rl.interfaces import RewardModel
+from vla_rl.options import ShapingOptions, view
 from vla_rl.rewards.build import build_reward
 from vla_rl.rewards.handle import is_fitted, shaping_of, state_of
 from vla_rl.types import Trajectory
@@ -37,7 +37,7 @@ class Part:
         which sums to −Φ of the start whatever happens, the discounted reward to go of each decision
         [n], which is −Φ(s) beside the success."""
         shaping = shaping_of(self.reward)
-        if asked(shaping, ShapingOptions).mode != "potential":
+        if view(shaping, ShapingOptions).mode != "potential":
             return torch.stack([r.sum() for r in rewards])
         gamma = shaping.gamma if shaping.gamma >= 0 else 1.0
         valid = torch.cat([t.valid for t in trajectories])

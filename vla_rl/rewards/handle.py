@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.asked import RewardOptions, asked, config_of
 from vla_rl.interfaces import RewardModel
+from vla_rl.options import RewardOptions, config_of, view
 
 
 def is_fitted(reward: Any) -> bool:
@@ -23,4 +23,4 @@ def state_of(reward: Any) -> dict[str, Any] | None:
 
 def shaping_of(reward: Any) -> Any:
     """How its config shapes progress into rewards; None where it does not."""
-    return asked(config_of(reward), RewardOptions).shaping
+    return view(config_of(reward), RewardOptions).shaping

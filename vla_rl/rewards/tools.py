@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from vla_rl import build
-from vla_rl.asked import RewardClass, asked
 from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.trajectories import Source, demonstration_trajectories
@@ -22,6 +21,7 @@ from vla_rl.evaluation.video import Clip, grid, have_video, write_mp4
 from vla_rl.files import write_whole
 from vla_rl.interfaces import RewardModel
 from vla_rl.monitoring.metrics import write_json
+from vla_rl.options import RewardClass, view
 from vla_rl.rewards.build import RewardContext, build_reward, demonstration_filter, save_reward
 from vla_rl.rewards.handle import is_fitted
 from vla_rl.rewards.quality import Quality, RewardCheckConfig, judge, write_quality
@@ -38,7 +38,7 @@ def needs_judging(kind: str, config: Any) -> bool:
     if kind == "combined":
         parts = [config.part(name, options) for name, options in config.parts.items()]
         return any(needs_judging(part_kind, part_config) for part_kind, part_config, _ in parts)
-    return bool(asked(build.implementation("reward", kind), RewardClass).judge_first)
+    return bool(view(build.implementation("reward", kind), RewardClass).judge_first)
 
 
 def split_held_out(

@@ -3,8 +3,8 @@ the arm goes on.
 
     outputs/NAME/  config.yaml            the run: algorithm, actor, start
                    sessions/0001/ ...     one per start of the command, as `vla-rl robot run` leaves it
-                   episodes.jsonl         which episode went to the learner under which ticket (`vla_rl.robot.harvest`)
-                   learner/, replay/      the learner's (`vla_rl.learning.spool`, `vla_rl.data.replay`)
+                   episodes.jsonl         which episode went to the learner under which ticket (`vla_rl.robot.episode_feed`)
+                   learner/, replay/      the learner's (`vla_rl.learning.episode_queue`, `vla_rl.data.replay`)
                    checkpoints/rl         the policy, when a session ends; metrics.jsonl, report.html
 
 The learner is the one of ``rl.rhythm=concurrent``, in a process of its own; in lockstep it takes
@@ -44,15 +44,22 @@ from vla_rl.data.session_trajectory import version_name
 from vla_rl.devices import check_device
 from vla_rl.errors import ConfigError, TrainingDiverged, UserError
 from vla_rl.files import check_checkpoint
+from vla_rl.learning.episode_queue import INBOX, EpisodeQueue, published_weights, take_weights
 from vla_rl.learning.learner_server import LearnerServer
 from vla_rl.learning.learners import ReplayLearner
-from vla_rl.learning.spool import INBOX, Spool, published_weights, take_weights
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.machine import MemoryWatch, versions
 from vla_rl.monitoring.metrics import METRICS_FILE, MetricsLogger, read_metrics, write_json
 from vla_rl.reporting.page import write_report
 from vla_rl.robot import session as sessions
-from vla_rl.robot.harvest import LOOK_S, PHASE, SESSIONS, SETTLE_S, Harvest, HarvestThread
+from vla_rl.robot.episode_feed import (
+    LOOK_S,
+    PHASE,
+    SESSIONS,
+    SETTLE_S,
+    EpisodeFeed,
+    EpisodeFeedThread,
+)
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.policy import load_others, make_decide
@@ -206,7 +213,7 @@ class Cost:
         return {PHASE: {**record, "seconds": seconds}, "peak_memory_bytes": self._memory.sample()}
 
 
-def _finished(learning: Learning, harvest: Harvest, policy: Any, cost: Cost) -> None:
+def _finished(learning: Learning, harvest: EpisodeFeed, policy: Any, cost: Cost) -> None:
     """Keep the policy and what the report shows."""
     kept = [record["figures"] for record in harvest.records if record["ticket"]]
     save_checkpoint(learning.folder / "checkpoints" / "rl", policy)
@@ -219,7 +226,7 @@ def _finished(learning: Learning, harvest: Harvest, policy: Any, cost: Cost) -> 
     write_json(learning.folder / "phases.json", cost.told(record))
 
 
-def _left(learning: Learning, harvest: Harvest, say: Callable[[str], None]) -> int | None:
+def _left(learning: Learning, harvest: EpisodeFeed, say: Callable[[str], None]) -> int | None:
     """Episodes that are still to come (0: any number; None: no more)."""
     if learning.episodes and harvest.learned >= learning.episodes:
         say(
@@ -243,7 +250,7 @@ def _at_once(
     process = learner_process(config, job, say)
     run = run_of(config, job)
     policy = trained_policy(run)  # of this process: what rewards read, and what is kept at the end
-    harvest = Harvest(
+    harvest = EpisodeFeed(
         learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say
     )
     try:
@@ -252,7 +259,7 @@ def _at_once(
         harvest.resume()
         left = _left(learning, harvest, say)
         if left is not None:
-            with HarvestThread(harvest, SETTLE_S if learning.console else 0.0) as harvesting:
+            with EpisodeFeedThread(harvest, SETTLE_S if learning.console else 0.0) as harvesting:
                 _session(learning, left, spec, harvesting, say)
         say(f"learning on: {process.figures()['owed']:.0f} updates are owed")
         process.wait(lambda: process.is_even)
@@ -265,7 +272,11 @@ def _at_once(
 
 
 def _session(
-    learning: Learning, left: int, spec: Any, harvesting: HarvestThread, say: Callable[[str], None]
+    learning: Learning,
+    left: int,
+    spec: Any,
+    harvesting: EpisodeFeedThread,
+    say: Callable[[str], None],
 ) -> None:
     settings, asked = learning.session, Asked(left, True, learning.console, learns=True)
     body = build.attribute("real.body:Body")(
@@ -298,7 +309,7 @@ class _Ready:
     itself."""
 
     def __init__(
-        self, harvesting: HarvestThread, max_ahead: int, say: Callable[[str], None]
+        self, harvesting: EpisodeFeedThread, max_ahead: int, say: Callable[[str], None]
     ) -> None:
         self._harvesting, self._max_ahead, self._say = harvesting, max_ahead, say
         self._looked, self._behind, self._waits = -math.inf, False, False
@@ -326,7 +337,7 @@ class LearnerInTurns:
     is owed is learned."""
 
     def __init__(self, folder: Path, policy: Any, learner: ReplayLearner) -> None:
-        self._spool = Spool(folder / INBOX)
+        self._spool = EpisodeQueue(folder / INBOX)
         self._server = LearnerServer(folder, policy, learner, 10**9, queue.Queue())
         self._learner = learner
         self.last = self.version = 0
@@ -391,7 +402,7 @@ def _in_turns(
         reward = SessionReward(run, policy, say)
         if not why_not(config):
             session.scored(live_of(reward, config.reward_type, settings.robot.score_every))
-        harvest = Harvest(learning.folder, policy.chunk_length, learner, reward, logger, say)
+        harvest = EpisodeFeed(learning.folder, policy.chunk_length, learner, reward, logger, say)
         learner.start()
         harvest.resume()
         torch.manual_seed(config.seed + 1_000_003 * harvest.learned)

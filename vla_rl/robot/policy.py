@@ -2,7 +2,7 @@
 embodiment, acting, steps, valid_s, instruction, deterministic, device and threads. It is told when
 to decide by `real.acting`.
 
-With ``learner``, the folder between an actor and a learner (`vla_rl.learning.spool`), it acts with
+With ``learner``, the folder between an actor and a learner (`vla_rl.learning.episode_queue`), it acts with
 the learner's newest weights, which it takes as an episode ends.
 """
 
@@ -170,7 +170,7 @@ def load_learner(
     from vla_rl.assembly.learner_main import run_of
     from vla_rl.data.session_trajectory import version_name
     from vla_rl.files import read_json
-    from vla_rl.learning.spool import JOB, NewestWeights, take_weights
+    from vla_rl.learning.episode_queue import JOB, NewestWeights, take_weights
 
     job = read_json(folder / JOB, "the session's launcher writes it: start the session again")
     run = run_of(configs.from_tree(job["config"]), job)

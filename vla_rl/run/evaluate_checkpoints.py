@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.asked import EnvClass, asked
 from vla_rl.assembly.env_and_policy import open_env, open_policy, select_tasks
 from vla_rl.config import RunConfig
 from vla_rl.config.episodes import EvaluateConfig
@@ -19,6 +18,7 @@ from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.outcome import compare, comparison_text
 from vla_rl.evaluation.robustness import choose, compare_robustness, run_robustness
 from vla_rl.monitoring.progress import Progress
+from vla_rl.options import EnvClass, view
 from vla_rl.rollout.engine import RolloutEngine
 
 
@@ -41,7 +41,7 @@ def evaluate_checkpoints(
     `robustness.choose`). ``held_out_tasks`` are those that training left out. ``video``: of the
     first checkpoint's episodes, also where the config asks for none.
     """
-    declared = asked(build.implementation("env", config.env_type), EnvClass).perturbations
+    declared = view(build.implementation("env", config.env_type), EnvClass).perturbations
     chosen = choose(declared, perturb, levels, config.env_type) if perturb else {}
     with contextlib.closing(open_env(config)) as env, Progress() as progress:
         tasks = select_tasks(env.tasks, config.tasks)

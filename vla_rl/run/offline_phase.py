@@ -8,13 +8,13 @@ import torch
 
 from vla_rl import build
 from vla_rl.algorithms.offline_chain import OfflineChain
-from vla_rl.asked import PolicyOptions, asked, config_of
 from vla_rl.assembly.context import Run, evaluate_held_out, start_checkpoint
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.prior_data import given
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.learning.learners import ReplayLearner
 from vla_rl.learning.offline import OfflineRounds
+from vla_rl.options import PolicyOptions, config_of, view
 from vla_rl.run.reward_phases import rl_reward
 
 
@@ -55,7 +55,7 @@ def make_student(run: Run) -> Any:
     """The student that learned beside RL, which is saved as ``checkpoints/student`` too; None
     where there is none."""
     policy = run.acting(run.dir / "checkpoints" / "rl")
-    steps = asked(config_of(policy), PolicyOptions).student_steps
+    steps = view(config_of(policy), PolicyOptions).student_steps
     if not steps or "distillation" not in policy.can:
         return None
     student: Any = policy.make_student(steps, "same_noise")

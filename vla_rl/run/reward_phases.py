@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vla_rl.advice.remedies import advice
-from vla_rl.asked import AlgorithmFigures, asked
+from vla_rl.advice.suggestions import advice
 from vla_rl.assembly.context import REWARD_FOLDER, Run, start_checkpoint
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.reward import (
@@ -19,6 +18,7 @@ from vla_rl.checks.rewards import fallback_config, is_sparse
 from vla_rl.data.trajectories import ROLLOUTS, load_rollouts, save_rollouts
 from vla_rl.learning.guard import NO_SUCCESS, Finding, Guard
 from vla_rl.monitoring.metrics import write_json
+from vla_rl.options import AlgorithmFigures, view
 from vla_rl.rewards.build import build_reward, fit_updates, save_reward
 from vla_rl.rewards.quality import Quality, write_quality
 from vla_rl.rewards.scorer import SwitchingReward
@@ -127,5 +127,5 @@ def rl_guard(
     if c.rl.guard == "off" or not c.rl.guard_iterations:
         return None, on_finding
     return Guard(
-        c.rl, asked(c.algorithm, AlgorithmFigures).movement, is_sparse(c), advice(c, run.dir)
+        c.rl, view(c.algorithm, AlgorithmFigures).movement, is_sparse(c), advice(c, run.dir)
     ), on_finding

@@ -7,7 +7,7 @@ before its episode is sent, and the learner keeps the tickets it has: who is kil
 it again under the same ticket.
 
 Reading an episode's pictures, scoring it and fitting the reward take seconds. In real time a thread
-of its own does it (`HarvestThread`), so that whoever leads the session goes on; in virtual time it
+of its own does it (`EpisodeFeedThread`), so that whoever leads the session goes on; in virtual time it
 is done in turn.
 """
 
@@ -43,7 +43,7 @@ class TicketedLearner(RemoteLearner, Protocol):
     last: int
 
 
-class Harvest:
+class EpisodeFeed:
     """Sends what the sessions under ``folder`` recorded to ``learner``, with the rewards that
     ``reward`` gives."""
 
@@ -187,17 +187,17 @@ class Harvest:
         }
 
 
-class HarvestThread:
-    """A `Harvest` that nobody waits for: a queue of closed journals, in order, and a thread that
+class EpisodeFeedThread:
+    """A `EpisodeFeed` that nobody waits for: a queue of closed journals, in order, and a thread that
     takes one after the other.
 
     Until the ``with`` ends that thread alone has the harvest, the log and the learner, whom it
     looks after in between. What it fails of is raised by the next `look`, or as the ``with`` ends,
     which waits until all that was closed has been taken (after a Ctrl-C too). What a kill or a
-    second Ctrl-C leaves behind lies closed on the disk: `Harvest.resume` takes it.
+    second Ctrl-C leaves behind lies closed on the disk: `EpisodeFeed.resume` takes it.
     """
 
-    def __init__(self, harvest: Harvest, settle_s: float = 0.0) -> None:
+    def __init__(self, harvest: EpisodeFeed, settle_s: float = 0.0) -> None:
         """``settle_s``: seconds for which the label of an episode that has ended may still be
         changed."""
         self.harvest, self._settle_s = harvest, settle_s
@@ -242,7 +242,7 @@ class HarvestThread:
         except queue.Empty:
             return ""
 
-    def __enter__(self) -> HarvestThread:
+    def __enter__(self) -> EpisodeFeedThread:
         self._thread.start()
         return self
 

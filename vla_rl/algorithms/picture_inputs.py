@@ -17,7 +17,7 @@ from vla_rl.interfaces import ActorPolicy
 from vla_rl.types import Observation
 
 
-class Eyes:
+class PictureInputs:
     """What ``policy`` reads besides the frames that a replay keeps for it. ``open``: whether that
     is pictures, for its encoder or for a frozen policy beneath that decodes them anew."""
 

@@ -30,7 +30,7 @@ _PACKAGES = ("vla_rl", "sim", "policies", "reward_models", "real")
 
 
 @dataclass(frozen=True)
-class Workplace:
+class WorkerContext:
     """``config`` as `vla_rl.config.to_tree`; paths in it are relative to ``folder``, which every
     node must see. ``paths`` are where the driver finds modules, such as the run's own env.
     ``threads`` are torch's."""
@@ -41,7 +41,7 @@ class Workplace:
     threads: int
 
     @classmethod
-    def of(cls, config: RunConfig, sharers: int, threads: int = 0) -> Workplace:
+    def of(cls, config: RunConfig, sharers: int, threads: int = 0) -> WorkerContext:
         """The driver's own, for each of ``sharers`` processes; ``threads`` 0: its part of the
         driver's."""
         tree = configs.to_tree(config)

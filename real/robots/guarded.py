@@ -16,7 +16,7 @@ from real.robots.simulated import Picture
 from vla_rl.errors import ConfigError, UserError, first_line
 
 
-class Caught:
+class Guarded:
     """``robot`` behind this. `stop` answers False where the driver raised, so that who asked
     asks again."""
 
@@ -162,10 +162,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def driven(driver: str, options: dict[str, Any]) -> Caught:
+def driven(driver: str, options: dict[str, Any]) -> Guarded:
     """The connected robot of the driver "module:Class". Raises `UserError` alone."""
     kind = named(driver)
-    robot = Caught(_opened(driver, lambda: kind(**options)))
+    robot = Guarded(_opened(driver, lambda: kind(**options)))
     robot.connect()
     return robot
 

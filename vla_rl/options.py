@@ -3,7 +3,7 @@ itself.
 
 A user's own component may declare any of these names, with the meaning that they have here, and
 need not. Each dataclass says what is assumed of a component without them (None: the question does
-not arise); `asked` reads them. Methods of live objects (policies, envs, reward models) are in
+not arise); `view` reads them. Methods of live objects (policies, envs, reward models) are in
 `vla_rl.interfaces`. Nothing here needs torch, since configs are checked without it.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Asked = TypeVar("_Asked", bound="DataclassInstance")
 
 
-def asked(of: Any, kind: type[_Asked]) -> _Asked:
+def view(of: Any, kind: type[_Asked]) -> _Asked:
     """``kind``, each field read from ``of`` (a config, a class, None), or left at its default
     where ``of`` has none."""
     return kind(**{f.name: getattr(of, f.name) for f in fields(kind) if hasattr(of, f.name)})
@@ -69,7 +69,7 @@ def _near(name: str, meant: str) -> bool:
 
 def config_of(component: Any) -> Any:
     """The config that a live component keeps, or None."""
-    return asked(component, _Configured).config
+    return view(component, _Configured).config
 
 
 @dataclass(frozen=True)
@@ -296,4 +296,4 @@ class ConfigMethods:
 
 def methods(config: Any) -> ConfigMethods:
     """What the config of a component answers."""
-    return asked(config, ConfigMethods)
+    return view(config, ConfigMethods)

@@ -16,7 +16,7 @@ from typing import Any
 from vla_rl.assembly.context import Run
 from vla_rl.cluster.placement import ROLES, Amount, arranged, resolved
 from vla_rl.cluster.session import alive_nodes, nodes_of
-from vla_rl.cluster.workplace import heard
+from vla_rl.cluster.worker_context import heard
 from vla_rl.config import RunConfig
 from vla_rl.config.cluster import RayConfig
 from vla_rl.errors import UserError
@@ -25,14 +25,14 @@ _NUMBERS = ("placement", "env_nodes", *(option for _, option in ROLES.values()))
 
 
 @contextlib.contextmanager
-def seated(ray: Any, run: Run) -> Iterator[Seats]:
+def allocated(ray: Any, run: Run) -> Iterator[Allocation]:
     """The seats of a run's actors, ``run.seats`` as well; where ``cluster.placement`` is auto, the
     run has the numbers that were chosen from here on. Raises `UserError` where the cluster has no
     room."""
     nodes = nodes_of(ray)
     cluster, why = resolved(run.config, nodes)
     run.config = dataclasses.replace(run.config, cluster=cluster)
-    run.seats = Seats(ray, run.config, nodes, why)
+    run.seats = Allocation(ray, run.config, nodes, why)
     try:
         for role, (name, _) in ROLES.items():
             if (
@@ -49,7 +49,7 @@ def seated(ray: Any, run: Run) -> Iterator[Seats]:
         run.seats.leave()
 
 
-class Seats:
+class Allocation:
     """``ray`` is connected, ``config`` are the cluster's options, with numbers."""
 
     def __init__(self, ray: Any, config: RunConfig, nodes: list[Amount], why: str = "") -> None:

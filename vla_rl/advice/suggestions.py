@@ -12,11 +12,11 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.validation import verdict
-from vla_rl.asked import AlgorithmOptions, PolicyOptions, asked
 from vla_rl.checks.rewards import reads_rewards
 from vla_rl.config import RunConfig
 from vla_rl.learning.guard import NO_SUCCESS, STILL
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
+from vla_rl.options import AlgorithmOptions, PolicyOptions, view
 
 
 def image_figures(config: RunConfig, folder: Path) -> dict[str, float]:
@@ -54,7 +54,7 @@ def better_start(config: RunConfig) -> str:
 
 def sees_more(config: RunConfig) -> str:
     """What makes a policy look at its images, of what it has not yet; with a comma behind each."""
-    norm = asked(config.policy, PolicyOptions).feature_norm
+    norm = view(config.policy, PolicyOptions).feature_norm
     hidden = (
         ""
         if config.sft.augment.proprio >= 0.5
@@ -71,7 +71,7 @@ def larger_groups(config: RunConfig, least: int = 1) -> str:
 
 def a_memory(config: RunConfig) -> list[str]:
     """To learn from its few successes again and again, where the algorithm can and does not."""
-    memory = asked(config.algorithm, AlgorithmOptions).memory
+    memory = view(config.algorithm, AlgorithmOptions).memory
     if memory is None or memory.episodes:
         return []
     return [
@@ -85,14 +85,14 @@ def explores_by(config: RunConfig) -> tuple[str, Any]:
     its own, else of the policy; ("", None) where there is none."""
     entry = build.entry("actor", config.actor_type)
     if isinstance(entry, build.ActorEntry) and entry.own_noise:
-        heated = asked(config.algorithm, AlgorithmOptions).temperature is not None
+        heated = view(config.algorithm, AlgorithmOptions).temperature is not None
         part, of, name = (
             ("algorithm", config.algorithm, "temperature")
             if heated
             else ("actor", config.actor, "noise")
         )
     else:
-        part, of, name = "policy", config.policy, asked(config.policy, PolicyOptions).explores_by
+        part, of, name = "policy", config.policy, view(config.policy, PolicyOptions).explores_by
     value = getattr(of, name, None)
     return (f"{part}.{name}", value) if isinstance(value, int | float) and value > 0 else ("", None)
 
@@ -148,7 +148,7 @@ def advice(config: RunConfig, folder: Path) -> dict[str, str]:
             "The run goes on with a learned progress reward "
             f"(rl.fallback={config.rl.fallback}).{sight}"
         )
-    rate = asked(config.algorithm, AlgorithmOptions).learning_rate
+    rate = view(config.algorithm, AlgorithmOptions).learning_rate
     options = (
         [f"another algorithm.learning_rate (now {rate:g}; lower where updates are skipped)"]
         if rate

@@ -53,7 +53,7 @@ class Entry:
     last: int
 
 
-class Spool:
+class EpisodeQueue:
     """Closed episodes on their way to the learner. The actor puts, the learner reads and
     removes."""
 
