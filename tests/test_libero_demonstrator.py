@@ -283,19 +283,16 @@ def test_absolute_control_is_refused(simulator) -> None:
         collect(absolute, 0)
 
 
-def test_command_prints_a_table_with_a_row_per_task_and_noise(
-    monkeypatch, simulator, capsys
-) -> None:
-    from sim.libero import collect as module
+def test_the_bench_of_experts_has_a_row_per_task_and_noise(monkeypatch, simulator) -> None:
+    from benchmarks.simulator import experts
 
-    monkeypatch.setattr(module, "Blind", lambda config: simulator)
+    monkeypatch.setattr(build, "implementation", lambda group, name: lambda config: simulator)
     monkeypatch.setattr(simulator, "close", lambda: None)
-    module.main(["--tasks", "1", "--episodes", "1", "--noise", "0", "0.1"])
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert len(rows) == 2 and all(
-        row.startswith(f"| {TASK} | pick up the cream cheese") for row in rows
-    )
-    assert all("| 1 of 1 |" in row for row in rows)
+    overrides = ["run=libero_object_nano", "env.tasks=['1']"]
+    found = experts.measure(overrides, 1, [0.0, 0.1], 1.0, "train", None)
+    assert [(row["task"], row["noise"]) for row in found["rows"]] == [(TASK, 0.0), (TASK, 0.1)]
+    assert all(row["successes"] == 1 and row["longest"] > 10 for row in found["rows"])
+    assert experts.text(found).count("1 of 1") == 2
 
 
 # --------------------------------------------------------------------------------------- plugged in

@@ -680,10 +680,11 @@ def test_a_killed_worker_is_survived_and_reported(before_rl, tmp_path, monkeypat
     plain, calls = RolloutEngine._serve, []
 
     def killing(self, *args):
-        plain(self, *args)
+        lost = plain(self, *args)
         calls.append(1)
         if len(calls) == 2:  # chunks are under way in its slots
             os.kill(self.env._workers[0].pid, signal.SIGKILL)
+        return lost
 
     monkeypatch.setattr(RolloutEngine, "_serve", killing)
     config = small(

@@ -21,7 +21,8 @@ from vla_rl.paths import config_dir
 from vla_rl.types import EpisodeSpec
 
 RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
-GIVEN = {"sft": ["dataset=recorded"]}  # what a run does not compose without
+# what a run does not compose without
+GIVEN = {name: ["dataset=recorded"] for name in ("sft", "pi05_rl_token", "smolvla_residual")}
 ENVS = {name: compose([f"run={name}", *GIVEN.get(name, [])]).env_type for name in RUNS}
 # not the recipe's limits with RoboTwin's own demonstrator, and not what is recorded
 SCRIPTED = [name for name in RUNS if ENVS[name] not in ("robotwin", "dataset")]

@@ -35,7 +35,7 @@ def check_run(config: RunConfig) -> None:
         policy = build.entry("policy", config.policy_type)
         if isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can:
             raise ConfigError(
-                f"phases has sft, and policy.type={config.policy_type} cannot be trained by "
+                f"phase sft needs a policy that imitates, and policy.type={config.policy_type} cannot be trained by "
                 f"imitation: use policy.type={' or '.join(build.policies_that_can('imitation'))}"
             )
     if "offline" in config.phases:
