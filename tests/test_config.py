@@ -126,10 +126,10 @@ def test_what_is_asked_is_read_from_what_there_is():
         gamma, learning_rate, unknown = 0.5, 0.0, 1
 
     for own in (Mine, Mine()):
-        assert questions.asked(own, questions.AlgorithmOptions) == questions.AlgorithmOptions(
+        assert questions.view(own, questions.AlgorithmOptions) == questions.AlgorithmOptions(
             gamma=0.5, learning_rate=0.0
         )
-    assert questions.asked(None, questions.EnvOptions) == questions.EnvOptions()
+    assert questions.view(None, questions.EnvOptions) == questions.EnvOptions()
     assert questions.config_of(Mine) is None
     assert questions.EnvOptions().pixels == 0 and questions.EnvOptions(image_size=32).pixels == 32
     assert questions.EnvOptions(camera_size=64, image_size=32).pixels == 64
