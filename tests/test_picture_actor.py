@@ -25,7 +25,7 @@ from policies.actors.settings import (
 from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms import augmentation
-from vla_rl.algorithms import eyes as eyes_module
+from vla_rl.algorithms import picture_inputs as inputs_module
 from vla_rl.algorithms.actor_critic import SAC, TD3
 from vla_rl.algorithms.dagger import Dagger
 from vla_rl.algorithms.iql import IQL
@@ -196,7 +196,7 @@ def test_shifts_are_drawn_apart_for_s_and_for_what_follows_for_each_row_and_each
 def test_acting_shows_pictures_as_they_are(kind, monkeypatch):
     policy = actor(kind, average=0.9)
     torch.nn.init.normal_(policy.actor[-1].weight)
-    monkeypatch.setattr(eyes_module, "augment", lambda *_: pytest.fail("shifted while acting"))
+    monkeypatch.setattr(inputs_module, "augment", lambda *_: pytest.fail("shifted while acting"))
     read = []
     policy.encoder.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     options = {"memory": [policy.initial_memory()] * 3} if kind == "residual" else {}
