@@ -51,5 +51,7 @@ def _found(folder: Path) -> list[Path]:
 
 
 def _whole(path: Path) -> tuple[bytes, list[int]]:
+    if not path.exists():  # closed, and so renamed, since it was listed
+        path = path.with_name(path.name.removesuffix(OPEN))
     places = [place for place, _ in scan(path)]
     return path.read_bytes()[: places[-1] if places else 0], places

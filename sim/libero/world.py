@@ -15,8 +15,6 @@ from vla_rl.specs import CameraSpec
 ensure_backend()
 import mujoco  # noqa: E402  isort: skip  (MUJOCO_GL must be set before mujoco is imported)
 
-from sim.libero.sights import HIDDEN, Shot, Sights  # noqa: E402
-
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 POSES = ("body_pos", "body_quat")  # what LIBERO changes in a model to place fixtures
 _MAX_GEOMS = 1000  # that robosuite draws
@@ -102,37 +100,22 @@ class World:
         self._stale.clear()
         images = {}
         for camera in self._cameras:
-            pixels = self._picture(camera)
+            self._camera.fixedcamid = self._camera_id[camera.name]
+            mujoco.mjv_updateScene(
+                model,
+                data,
+                self._option,
+                self._perturb,
+                self._camera,
+                mujoco.mjtCatBit.mjCAT_ALL,
+                self._drawing,
+            )
+            viewport = mujoco.MjrRect(0, 0, camera.width, camera.height)
+            mujoco.mjr_render(viewport, self._drawing, self._context)
+            pixels = np.empty((camera.height, camera.width, 3), dtype=np.uint8)
+            mujoco.mjr_readPixels(pixels, None, viewport, self._context)
             images[camera.name] = np.ascontiguousarray(pixels[::-1, ::-1]) if rotate else pixels
         return images
-
-    def _picture(self, camera: CameraSpec) -> np.ndarray:
-        """uint8 [H W 3], rows from below; the scratch data has the kinematics."""
-        number = self._camera.fixedcamid = self._camera_id[camera.name]
-        viewport = mujoco.MjrRect(0, 0, camera.width, camera.height)
-        pixels = np.empty((camera.height, camera.width, 3), dtype=np.uint8)
-        for shot in self._sights.shots(self._scratch, number, camera.width, camera.height):
-            self._draw(shot, viewport)
-            drawn = np.empty_like(pixels)
-            mujoco.mjr_readPixels(drawn, None, viewport, self._context)
-            pixels[shot.kept] = drawn[shot.kept]
-        return pixels
-
-    def _draw(self, shot: Shot, viewport: mujoco.MjrRect) -> None:
-        groups, drawing = self.model.geom_group, self._drawing
-        drawing.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = shot.mirrors
-        usual, groups[shot.hidden] = groups[shot.hidden], HIDDEN
-        mujoco.mjv_updateScene(
-            self.model,
-            self._scratch,
-            self._option,
-            self._perturb,
-            self._camera,
-            mujoco.mjtCatBit.mjCAT_ALL,
-            drawing,
-        )
-        groups[shot.hidden] = usual
-        mujoco.mjr_render(viewport, drawing, self._context)
 
     def _open_renderer(self) -> None:
         """At the first picture: uploading meshes and textures takes its time, and stepping needs
@@ -149,7 +132,6 @@ class World:
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
         self._option.geomgroup[1] = 1
-        self._sights = Sights(model, self._option.geomgroup)
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._camera_id = {model.camera(i).name: i for i in range(model.ncam)}
