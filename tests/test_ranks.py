@@ -458,6 +458,7 @@ def of_both(together: Path, mode: str, part: str) -> list[dict[str, Any]]:
 
 
 slow = pytest.mark.slow
+pytestmark = pytest.mark.xdist_group("ranks")  # one worker makes what all of them compare
 pair = pytest.mark.timeout(4 * LIMIT)
 both_modes = pytest.mark.parametrize("mode", MODES)
 
