@@ -106,8 +106,8 @@ class TrunkConfig(Bounded, place="policy"):
                 )
         if (self.llm_width // self.llm_heads) % 2:
             raise ConfigError(
-                f"policy.llm_width / policy.llm_heads is {self.llm_width // self.llm_heads}, rotary "
-                "embeddings need it even"
+                f"policy.llm_width / policy.llm_heads is {self.llm_width // self.llm_heads}, "
+                "rotary embeddings need it even"
             )
         if self.film and not self.stem_channels:
             raise ConfigError(
@@ -116,9 +116,9 @@ class TrunkConfig(Bounded, place="policy"):
         convs = len(self.stem_channels) + 1
         if self.stem_channels and not len(self.stem_kernels) == len(self.stem_strides) == convs:
             raise ConfigError(
-                f"policy.stem_channels has {len(self.stem_channels)} entries, so policy.stem_kernels and "
-                f"policy.stem_strides need {convs} each (the last conv leads to vit_width), got "
-                f"{len(self.stem_kernels)} and {len(self.stem_strides)}"
+                f"policy.stem_channels has {len(self.stem_channels)} entries, so "
+                f"policy.stem_kernels and policy.stem_strides need {convs} each (the last conv "
+                f"leads to vit_width), got {len(self.stem_kernels)} and {len(self.stem_strides)}"
             )
 
     def check_camera(self, name: str, height: int, width: int) -> None:

@@ -34,7 +34,8 @@ def _needs(*slots: str, images: int | None = None) -> Callable[[str, str], None]
             raise ConfigError(f"{key} lacks the slot {missing[0]}: {text!r}")
         if images is not None and text.count(IMAGE) != images:
             raise ConfigError(
-                f"{key} has {IMAGE} {text.count(IMAGE)} times, and needs it {images} times: {text!r}"
+                f"{key} has {IMAGE} {text.count(IMAGE)} times, and needs it {images} times: "
+                f"{text!r}"
             )
 
     return check
@@ -158,8 +159,8 @@ class ShapingConfig(Bounded, place="reward.shaping"):
         if not (self.weight or self.success_coefficient):
             raise ConfigError(
                 f"reward.shaping.weight={self.weight} and "
-                f"reward.shaping.success_coefficient={self.success_coefficient}: one of them must be above "
-                "0, or nothing is paid"
+                f"reward.shaping.success_coefficient={self.success_coefficient}: one of them must "
+                "be above 0, or nothing is paid"
             )
 
 

@@ -15,37 +15,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
+
+from vla_rl.monitoring.machine import own_cores
+from vla_rl.run.study import FIRST_DRAWN, START, beside, run_alone
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).with_name("vla-rl")
-START = "start"
-FIRST_DRAWN = 100  # smaller seeds are those that people try
 
 
 def train(name: str, overrides: list[str], cores: list[int]) -> str:
     """Make, or go on with, the run ``name``; returns what went wrong, or nothing."""
     log = ROOT / "outputs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    pinned = [
-        "taskset",
-        "-c",
-        ",".join(map(str, cores)),
-        str(COMMAND),
-        "train",
-        f"name={name}",
-        *overrides,
-    ]
-    with log.open("w") as file:
-        code = subprocess.run(
-            pinned, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        ).returncode
+    code = run_alone([f"name={name}", *overrides], log, cores, ROOT)
     return f"{name} ended with status {code}, see {log}" if code else ""
 
 
@@ -132,39 +117,30 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.draw
         else arguments.seeds
     )
-    available = sorted(os.sched_getaffinity(0))
-    share = max(1, len(available) // arguments.jobs)
-    free: Queue[list[int]] = Queue()
-    for job in range(arguments.jobs):
-        free.put(available[job * share : (job + 1) * share] or available)
     common = [f"run={arguments.run}", "wandb=false", *overrides]
 
-    def make(seed: int) -> list[str]:
+    def make(seed: int, cores: list[int]) -> list[str]:
         """All runs of one seed, one after the other; what went wrong."""
-        cores, problems, going_on, stuck = free.get(), [], [], ""
-        try:
-            if arguments.start:
-                start = f"{arguments.name}/{START}/seed_{seed}"
-                phases = "phases=[collect,sft,eval_sft,report]"
-                problems.append(stuck := train(start, [*common, f"seed={seed}", phases], cores))
-                going_on = [
-                    f"checkpoint=outputs/{start}/checkpoints/sft",
-                    f"dataset=outputs/{start}/dataset",
-                    "phases=[eval_sft,reward,rl,eval_rl,report]",
-                ]
-            for column, own in columns.items():
-                name = "/".join(part for part in (arguments.name, column, f"seed_{seed}") if part)
-                if not stuck:
-                    wrong = train(name, [*common, f"seed={seed}", *going_on, *own], cores)
-                    problems.append(
-                        wrong or (shortfall(name, arguments.least) if arguments.least else "")
-                    )
-        finally:
-            free.put(cores)
+        problems, going_on, stuck = [], [], ""
+        if arguments.start:
+            start = f"{arguments.name}/{START}/seed_{seed}"
+            phases = "phases=[collect,sft,eval_sft,report]"
+            problems.append(stuck := train(start, [*common, f"seed={seed}", phases], cores))
+            going_on = [
+                f"checkpoint=outputs/{start}/checkpoints/sft",
+                f"dataset=outputs/{start}/dataset",
+                "phases=[eval_sft,reward,rl,eval_rl,report]",
+            ]
+        for column, own in columns.items():
+            name = "/".join(part for part in (arguments.name, column, f"seed_{seed}") if part)
+            if not stuck:
+                wrong = train(name, [*common, f"seed={seed}", *going_on, *own], cores)
+                problems.append(
+                    wrong or (shortfall(name, arguments.least) if arguments.least else "")
+                )
         return [problem for problem in problems if problem]
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        problems = [problem for found in pool.map(make, seeds) for problem in found]
+    problems = beside(arguments.jobs, seeds, make)
     if subprocess.run([str(COMMAND), "report", str(folder)], cwd=ROOT).returncode:
         raise SystemExit("\n".join([*problems, f"there is no report of {folder}"]))
     commit = subprocess.run(
@@ -176,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
         "commit": commit,
         "seeds": seeds,
         "drawn": bool(arguments.draw),
-        "cpu_cores": len(available),
+        "cpu_cores": len(own_cores()),
         "jobs": arguments.jobs,
         "problems": problems,
         "summary": json.loads((folder / "summary.json").read_text()),

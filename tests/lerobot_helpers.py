@@ -22,6 +22,19 @@ from vla_rl.types import (
 )
 
 SIZE, PROPRIO, ACTIONS, CHUNK = 32, 5, 3, 4
+PI0_SIZES = {
+    "width": 32,
+    "mlp": 48,
+    "depth": 2,
+    "head_dim": 4,
+    "expert_width": 16,
+    "expert_mlp": 24,
+    "vision_width": 16,
+    "vision_mlp": 24,
+    "vision_depth": 1,
+    "vision_heads": 2,
+    "vocabulary": 300,
+}
 SPEC = EmbodimentSpec(
     name="arm",
     action_names=("x", "y", "grip"),

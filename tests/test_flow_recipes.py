@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lerobot_helpers import write_vlm
+from lerobot_helpers import PI0_SIZES, write_vlm
 
 from benchmarks.learning.runs import rl_records
 from policies.actors.base import FrameEncoder
@@ -32,19 +32,7 @@ pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vl
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="π0.5 needs lerobot 0.6, which needs Python 3.12"
 )
-SIZES = {
-    "width": 32,
-    "mlp": 48,
-    "depth": 2,
-    "head_dim": 4,
-    "expert_width": 16,
-    "expert_mlp": 24,
-    "vision_width": 16,
-    "vision_mlp": 24,
-    "vision_depth": 1,
-    "vision_heads": 2,
-    "vocabulary": 544,
-}
+SIZES = {**PI0_SIZES, "vocabulary": 544}
 SMOL = ["num_vlm_layers:2", "resize_imgs_with_padding:[32, 32]", "load_vlm_weights:false"]
 
 

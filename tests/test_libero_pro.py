@@ -107,7 +107,10 @@ def test_an_installation_is_whole_or_not_there(tmp_path, monkeypatch) -> None:
     with pytest.raises(MissingDependency, match=r"status 3\. Run it by hand"):
         pro.install()
     assert list(tmp_path.iterdir()) == []
-    made = "import pathlib, sys; pathlib.Path(sys.argv[1], 'libero/libero/bddl_files').mkdir(parents=True)"
+    made = (
+        "import pathlib, sys; pathlib.Path(sys.argv[1], "
+        "'libero/libero/bddl_files').mkdir(parents=True)"
+    )
     monkeypatch.setattr(pro, "_installer", lambda place: [sys.executable, "-c", made, str(place)])
     assert pro.install() == tmp_path / "pro" and list(tmp_path.iterdir()) == [tmp_path / "pro"]
 

@@ -1,5 +1,5 @@
-"""What components offer beyond what they must: the words of ``can``, defaults, and objects that name
-no base."""
+"""What components offer beyond what they must: the words of ``can``, defaults, and objects that
+name no base."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from contracts import check_policy
 from lerobot_helpers import (
     ACTIONS,
     CHUNK,
+    PI0_SIZES,
     SPEC,
     STATS,
     copy_of,
@@ -146,19 +147,7 @@ def test_openpis_numbers(family: str, tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- behind our protocols
-TINY = {
-    "width": 32,
-    "mlp": 48,
-    "depth": 2,
-    "head_dim": 4,
-    "expert_width": 16,
-    "expert_mlp": 24,
-    "vision_width": 16,
-    "vision_mlp": 24,
-    "vision_depth": 1,
-    "vision_heads": 2,
-    "vocabulary": 300,
-}
+TINY = PI0_SIZES
 OPTIONS = [
     "max_action_dim:6",
     "max_state_dim:8",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lerobot_helpers import ACTIONS, CHUNK, SPEC, STATS, observation, write_vlm
+from lerobot_helpers import ACTIONS, CHUNK, PI0_SIZES, SPEC, STATS, observation, write_vlm
 
 from policies.lerobot import policy as chains
 from policies.lerobot.flows import kept, restored
@@ -25,19 +25,7 @@ pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vl
 NEWER = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="π0 needs lerobot 0.6, which needs Python 3.12"
 )
-TINY = {
-    "width": 32,
-    "mlp": 48,
-    "depth": 2,
-    "head_dim": 4,
-    "expert_width": 16,
-    "expert_mlp": 24,
-    "vision_width": 16,
-    "vision_mlp": 24,
-    "vision_depth": 1,
-    "vision_heads": 2,
-    "vocabulary": 544,
-}
+TINY = {**PI0_SIZES, "vocabulary": 544}
 
 
 def pi(family: str = "pi05", **config: Any) -> LeRobotPolicy:

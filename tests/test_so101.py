@@ -476,7 +476,7 @@ def test_torque_can_be_asked_of_any_arm():
     assert holding(type("Bare", (), {})()) == []
 
 
-# ------------------------------------------------------------------------------------- a whole session
+# ---------------------------------------------------------------------------------- a whole session
 def taught(folder, goal: float) -> None:
     """What a person does with a leader in hand: arm, take over, bring shoulder_pan to ``goal`` and
     back, say that it succeeded, until the session ends with the last episode."""

@@ -29,7 +29,8 @@ def plan(tmp_path: Path, **changes: object) -> Path:
 # --------------------------------------------------------------------------------------- statistics
 def test_the_interquartile_mean_by_hand():
     assert verdict.interquartile_mean([0.0, 1.0, 2.0, 9.0]) == 1.5
-    # of five the middle half is 2.5 wide: three quarters of the second, the third, and as the second
+    # of five the middle half is 2.5 wide: three quarters of the second, the third, and as the
+    # second
     assert verdict.interquartile_mean([0, 1, 2, 3, 100]) == pytest.approx(
         (0.75 + 2 + 0.75 * 3) / 2.5
     )
@@ -74,7 +75,7 @@ def test_power_is_what_the_formula_gives():
     assert verdict.power(0.05, 0.08, 3) < 0.3 < verdict.power(0.05, 0.08, 10)
 
 
-# ---------------------------------------------------------------------------------------------- plans
+# -------------------------------------------------------------------------------------------- plans
 def test_a_plan_is_frozen_once(tmp_path):
     found = study.read(plan(tmp_path))
     first = study.freeze(found, tmp_path / "two")
@@ -116,7 +117,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path):
         study.read(tmp_path / "none.yaml")
 
 
-# ----------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 def test_runs_go_on_and_what_failed_is_named(tmp_path):
     folder = tmp_path / "two"
     frozen = study.freeze(study.read(plan(tmp_path)), folder)

@@ -4,8 +4,8 @@ A checkpoint folder holds ``config.json`` (policy type, its config and statistic
 ``model.safetensors`` (or shards with ``model.safetensors.index.json``), ``embodiment.json``, the
 policy's own text files (a tokenizer), and, for resuming, ``training_state/`` with ``state.json``
 and ``state.safetensors``. A policy that only adds to frozen weights
-(`vla_rl.interfaces.Policy.base_folder`) stores its own alone, and under `BASE` in ``config.json`` where
-the others lie.
+(`vla_rl.interfaces.Policy.base_folder`) stores its own alone, and under `BASE` in ``config.json``
+where the others lie.
 
 A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes
 wrong on the way, the checkpoint that was there stays whole. The one before is kept as

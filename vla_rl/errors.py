@@ -43,7 +43,8 @@ class MissingDependency(UserError):
 
 
 class PolicyLost(UserError):
-    """A policy that somebody else serves cannot be reached, went away, or does not answer in time."""
+    """A policy that somebody else serves cannot be reached, went away, or does not answer in
+    time."""
 
 
 class NoGradient(UserError):
@@ -116,8 +117,8 @@ def first_line(error: BaseException) -> str:
 
 
 def visible(text: object) -> str:
-    """What somebody else wrote, so that it can be printed: characters that steer a terminal, or turn
-    the direction of what is read, as their codes."""
+    """What somebody else wrote, so that it can be printed: characters that steer a terminal, or
+    turn the direction of what is read, as their codes."""
     return "".join(
         repr(c)[1:-1]
         if (ord(c) < 32 or 127 <= ord(c) < 160 or c in _TURNS) and c not in "\n\t"

@@ -102,7 +102,10 @@ def why(error: BaseException) -> str:
     kinds = {name for kind in type(error).__mro__ for name in (kind.__name__,)}
     said = f"{type(error).__name__}: {first_line(error)}"
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError"}:
-        return f"the hub does not have it, or not for you ({said}). Look for a mistake, or log in with 'hf auth login'"
+        return (
+            f"the hub does not have it, or not for you ({said}). Look for a mistake, or log in "
+            "with 'hf auth login'"
+        )
     if kinds & {"LocalTokenNotFoundError"} or "401" in said or "403" in said:
         return f"you are not logged in, or may not ({said}). Log in with 'hf auth login'"
     if kinds & {"HTTPError", "RequestException", "OSError", "LocalEntryNotFoundError"}:

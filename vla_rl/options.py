@@ -272,7 +272,7 @@ CLASSES: Mapping[str, type] = {
 }
 
 
-# ------------------------------------------------------------------------------ methods of the configs
+# --------------------------------------------------------------------------- methods of the configs
 @dataclass(frozen=True)
 class ConfigMethods:
     """What the config of any component may answer; None where it does not."""

@@ -1,11 +1,11 @@
 """The processes that learn together: shared rows, global sums, and a policy whose weights are
 spread over them.
 
-Every rank is given the same batch, or of its images and replay its own part (`Ranks.share_of`). What
-is cheap (advantages, whitening, the sums that a loss is divided by) each rank works out for all
-rows, so it is global without a message; the network runs on the rank's `share` of each minibatch
-alone, and gradients, losses and statistics are added up. One process is the case of one rank:
-everything here is the identity.
+Every rank is given the same batch, or of its images and replay its own part (`Ranks.share_of`).
+What is cheap (advantages, whitening, the sums that a loss is divided by) each rank works out for
+all rows, so it is global without a message; the network runs on the rank's `share` of each
+minibatch alone, and gradients, losses and statistics are added up. One process is the case of one
+rank: everything here is the identity.
 
 `shard` spreads the weights (FSDP: Zhao et al. 2023, arXiv 2304.11277, in torch's per-parameter
 form), or leaves every rank all of them (data parallel). What it must know of a policy's structure

@@ -8,6 +8,7 @@ takes every episode and gives all of them to every rank. No network is trained.
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import time
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from benchmarks.measuring import table
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.payload import (
+    Payload,
     fetched,
     handed_out,
     light_state,
@@ -127,8 +129,6 @@ class Driver(_Role):
     def parts(self, maker: Any, sizes: tuple[int, ...], ranks: list[Any]) -> dict[str, Any]:
         import ray
 
-        from vla_rl.cluster.payload import Payload
-
         count = len(ranks)
         light, counts, *held = maker.make.options(num_returns=2 + count).remote(*sizes, count)
         counts = ray.get(counts)  # (made by now: only what follows is the driver's)
@@ -136,9 +136,12 @@ class Driver(_Role):
 
         def work() -> dict[str, float]:
             where = [(held[i], place) for i, many in enumerate(counts) for place in range(many)]
-            told = light_trajectories(ray.get(light))
-            for t, (reference, place) in zip(told, where, strict=True):
-                object.__setattr__(t, "payload", Payload(ray, t.rollout_id, reference, place))
+            told = [
+                dataclasses.replace(t, payload=Payload(ray, t.rollout_id, reference, place))
+                for t, (reference, place) in zip(
+                    light_trajectories(ray.get(light)), where, strict=True
+                )
+            ]
             owner = torch.tensor(owners(told, count))
             states = [trajectory_state(t.light()) for t in told]
             data = ray.put(packed({"episodes": states, "owner": owner}))

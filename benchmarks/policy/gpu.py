@@ -58,7 +58,8 @@ def measure(
     place = pick_device(device, "--device")
     if place.type != "cuda" and not nano:
         raise ConfigError(
-            f"--device {device}: the published sizes need a GPU. Use --nano for small ones, or --dry-run for the arithmetic"
+            f"--device {device}: the published sizes need a GPU. Use --nano for small ones, or "
+            "--dry-run for the arithmetic"
         )
     found: dict[str, dict[str, Any]] = {}
     for name, c in costs:
@@ -271,7 +272,8 @@ def text(document: Mapping[str, Any]) -> str:
             (f"{row['model']} {row['mode']}", *sizes, *fixed, *whole, *work, row["passes"]["ppo"])
         )
     said = [
-        f"by arithmetic, micro batches of {document['micro_batch']} rows; leave a tenth of the memory free",
+        f"by arithmetic, micro batches of {document['micro_batch']} rows; leave a tenth of the "
+        "memory free",
         table(lines),
     ]
     if "measured" in document:

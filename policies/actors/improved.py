@@ -24,8 +24,8 @@ _PROPOSALS = 0x51ED27  # the seed of proposals for frames that nobody acted on
 
 
 class ImprovedPolicy(OwnPolicy):
-    """An `ActorPolicy` with candidates. Its deterministic decision is that of the policy beneath; without a
-    ``judge`` every one is."""
+    """An `ActorPolicy` with candidates. Its deterministic decision is that of the policy beneath;
+    without a ``judge`` every one is."""
 
     config_class = ImprovedConfig
     config: ImprovedConfig

@@ -1,5 +1,5 @@
-"""PictureInputs of an actor's own: a few convolutions over a camera's pictures, trained by the critics
-(DrQ-v2, arXiv 2107.09645)."""
+"""PictureInputs of an actor's own: a few convolutions over a camera's pictures, trained by the
+critics (DrQ-v2, arXiv 2107.09645)."""
 
 from __future__ import annotations
 

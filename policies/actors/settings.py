@@ -175,5 +175,6 @@ class ImprovedConfig(ActorConfig):
         super().__post_init__()
         if self.keep > self.samples:
             raise ConfigError(
-                f"actor.keep={self.keep} is out of range: it must be 1 to actor.samples={self.samples}"
+                f"actor.keep={self.keep} is out of range: it must be 1 to "
+                f"actor.samples={self.samples}"
             )

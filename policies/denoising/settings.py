@@ -110,8 +110,9 @@ class DenoisingVLAConfig(DenoisingConfig):
             self.prediction = "velocity" if flow else "epsilon"
         if flow != (self.prediction == "velocity"):
             raise ConfigError(
-                f"policy.prediction={self.prediction!r} does not go with policy.sampler={self.sampler!r}: "
-                "flows predict the velocity, diffusion epsilon or the sample"
+                f"policy.prediction={self.prediction!r} does not go with "
+                f"policy.sampler={self.sampler!r}: flows predict the velocity, diffusion epsilon "
+                "or the sample"
             )
         if not flow and self.train_timesteps % self.denoising_steps:
             raise ConfigError(
@@ -130,8 +131,8 @@ class DenoisingVLAConfig(DenoisingConfig):
             )
         if self.freeze_untrained and not self.trained_steps:
             raise ConfigError(
-                "policy.freeze_untrained=true freezes the steps before policy.trained_steps: set that "
-                "too (1 or more)"
+                "policy.freeze_untrained=true freezes the steps before policy.trained_steps: set "
+                "that too (1 or more)"
             )
 
     def check_machine(self) -> None:
@@ -183,6 +184,6 @@ class ConsistencyConfig(DenoisingConfig):
         sizes = [len(self.step_times), len(self.step_signals), len(self.step_noises)]
         if sizes != [self.denoising_steps] * 3:
             raise ConfigError(
-                f"policy.step_times, policy.step_signals and policy.step_noises have {sizes} entries, they "
-                f"need policy.denoising_steps={self.denoising_steps} each"
+                f"policy.step_times, policy.step_signals and policy.step_noises have {sizes} "
+                f"entries, they need policy.denoising_steps={self.denoising_steps} each"
             )

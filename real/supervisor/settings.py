@@ -63,8 +63,8 @@ class SupervisorConfig(Bounded, place="supervisor"):
             len(low) == len(high) == 3 and all(a < b for a, b in zip(low, high))
         ):
             raise ConfigError(
-                f"supervisor.safe_low={list(low)}, supervisor.safe_high={list(high)}: give x y z in metres, "
-                "the low ones below the high"
+                f"supervisor.safe_low={list(low)}, supervisor.safe_high={list(high)}: give x y z "
+                "in metres, the low ones below the high"
             )
 
 

@@ -115,8 +115,8 @@ def installer() -> list[str]:
 
 
 def pip(*arguments: str) -> list[str]:
-    """The command that installs packages without what they ask for: pip's, or uv's where there is no
-    pip."""
+    """The command that installs packages without what they ask for: pip's, or uv's where there is
+    no pip."""
     if uv := _uv():
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *arguments]
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]

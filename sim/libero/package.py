@@ -210,9 +210,9 @@ def _check_loaded(loaded: Path, wanted: Path | None) -> None:
     first = _LOADED.setdefault("first", wanted)
     if first != wanted or (wanted is not None and loaded.resolve() != wanted.resolve()):
         raise UserError(
-            f"This process has loaded the LIBERO package of {loaded}, and LIBERO-PRO's has the same "
-            "name: simulate one of them per process (slots.workers=1 or more gives an env processes "
-            "of its own)."
+            f"This process has loaded the LIBERO package of {loaded}, and LIBERO-PRO's has the "
+            "same name: simulate one of them per process (slots.workers=1 or more gives an env "
+            "processes of its own)."
         )
 
 

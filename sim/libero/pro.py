@@ -1,5 +1,5 @@
-"""LIBERO-PRO's sixteen suites (Zhou et al. 2025): other words, objects, places and tasks in LIBERO's
-scenes (standard library only).
+"""LIBERO-PRO's sixteen suites (Zhou et al. 2025): other words, objects, places and tasks in
+LIBERO's scenes (standard library only).
 
 Their package is a ``libero`` of its own, with objects that LIBERO's has not, so it lies in a folder
 beside the environment, and a process that simulates them imports it in LIBERO's place.
@@ -77,7 +77,8 @@ def install() -> Path:
             status = subprocess.run(_installer(part), stdin=subprocess.DEVNULL).returncode
             if status:
                 raise MissingDependency(
-                    f"LIBERO-PRO was not installed: the installer ended with status {status}. {by_hand}"
+                    f"LIBERO-PRO was not installed: the installer ended with status {status}. "
+                    f"{by_hand}"
                 )
             shutil.rmtree(place, ignore_errors=True)
             part.rename(place)

@@ -77,8 +77,8 @@ def suite_tasks(suite: str, files: str = "") -> tuple[Task, ...]:
     names = sorted(p.stem for p in there.glob("*.bddl")) if files else _names(folder)[name]
     if not names:
         raise ConfigError(
-            f"env.files={files} and env.suite={suite}: there are no task files {there}/*.bddl, with "
-            f"their initial states in {folder}/init_files/{name}"
+            f"env.files={files} and env.suite={suite}: there are no task files {there}/*.bddl, "
+            f"with their initial states in {folder}/init_files/{name}"
         )
     own = folder.parents[1] if suite in pro.SUITES and not files else None
     paths = [there / f"{task}.bddl" for task in names]
@@ -106,8 +106,8 @@ def _place(suite: str, files: str) -> tuple[Path, str, bool]:
         return pro.root(), name, name.endswith(pro.SAID)
     if suite not in SUITES:
         raise ConfigError(
-            f"libero suite={suite!r} is unknown: use one of {', '.join(HORIZONS)}, or name a folder "
-            "of your own with env.files."
+            f"libero suite={suite!r} is unknown: use one of {', '.join(HORIZONS)}, or name a "
+            "folder of your own with env.files."
         )
     return package.root(), suite, False
 

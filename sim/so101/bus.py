@@ -168,7 +168,8 @@ class Bus:
         """The port is there (again)."""
         with self._lock:
             self._controller, self._line = os.openpty()
-            # (its number may be that of one that was just unplugged, on which the thread still waits)
+            # (its number may be that of one that was just unplugged, on which the thread still
+            # waits)
             os.set_blocking(self._controller, False)
             tty.setraw(self._line)
             self.port = os.ttyname(self._line)

@@ -27,15 +27,15 @@ ADAM_BETAS = (0.9, 0.999)
 
 
 class Dagger:
-    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss: that on decisions of people, each
-    counting alike."""
+    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss: that on decisions of
+    people, each counting alike."""
 
     reads_rewards = False
     name = "dagger"
 
     def __init__(self, config: DaggerConfig, policy: Any) -> None:
         """Raises ConfigError for a policy that cannot imitate what was executed."""
-        if not isinstance(policy, ActorPolicy) or "weighted" not in ActorPolicy.of(policy).can:
+        if "weighted" not in ActorPolicy.can_of(policy):
             raise ConfigError(
                 f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: "
                 "set actor=direct, actor=residual or actor=own (the policy itself), or use "

@@ -25,8 +25,8 @@ from vla_rl.types import Observation, Transitions
 
 
 class DSRL(SAC):
-    """A `Replayed` algorithm for an `ActorPolicy` that steers. Besides what SAC owns: the critics of noises
-    and their optimiser."""
+    """A `Replayed` algorithm for an `ActorPolicy` that steers. Besides what SAC owns: the critics
+    of noises and their optimiser."""
 
     config: DSRLConfig
     policy: ActorPolicy
@@ -35,12 +35,13 @@ class DSRL(SAC):
 
     def __init__(self, config: DSRLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that chooses no noise."""
-        if not isinstance(policy, ActorPolicy) or "steering" not in ActorPolicy.of(policy).can:
+        if "steering" not in ActorPolicy.can_of(policy):
             raise ConfigError(
                 f"algorithm dsrl steers a policy by its noise, and {type(policy).__name__} chooses "
                 "none: set actor=steered on a flow or diffusion policy"
             )
         super().__init__(config, policy)
+        policy = self.policy
         c = config.critics
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + 1)

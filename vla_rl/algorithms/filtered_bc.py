@@ -2,8 +2,8 @@
 drop the rest.
 
 The simplest baseline for RL fine-tuning (rejection fine-tuning; BAIL, Chen et al. 2020, keeps the
-best actions by a learned bound instead of by success). It needs no likelihoods, so any
-policy with an imitation loss will do. The update is that of `vla_rl.algorithms.imitation` at a constant
+best actions by a learned bound instead of by success). It needs no likelihoods, so any policy with
+an imitation loss will do. The update is that of `vla_rl.algorithms.imitation` at a constant
 learning rate; the optimiser lives on from batch to batch.
 """
 

@@ -36,8 +36,8 @@ def advantage_weights(advantages: Tensor, beta: float, limit: float) -> Tensor:
 
 
 class IQL(ActorCritic):
-    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss. Besides what `ActorCritic` owns: V and its
-    optimiser.
+    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss. Besides what `ActorCritic`
+    owns: V and its optimiser.
 
     Q's target copies judge what was done, both for V and for the weights.
     """
@@ -47,7 +47,7 @@ class IQL(ActorCritic):
 
     def __init__(self, config: IQLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that cannot imitate decisions by weight."""
-        able = ActorPolicy.of(policy).can if isinstance(policy, ActorPolicy) else frozenset[str]()
+        able = ActorPolicy.can_of(policy)
         if "weighted" not in able or able & {"steering", "candidates"}:
             raise ConfigError(
                 "algorithm iql imitates what was done by its advantage, which "

@@ -1,4 +1,5 @@
-"""Pictures for actors whose encoder reads them (`ActorPolicy.reads_pictures`), shifted at random while they learn.
+"""Pictures for actors whose encoder reads them (`ActorPolicy.reads_pictures`), shifted at random
+while they learn.
 
 DrQ (Kostrikov et al. 2020, arXiv 2004.13649) and DrQ-v2 (Yarats et al. 2021, arXiv 2107.09645):
 edges are repeated and a window is cut out at random, anew for s and for s', one draw of each per

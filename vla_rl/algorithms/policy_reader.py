@@ -48,7 +48,7 @@ class Reader:
             at = batch.held.at[at]
         with self._autocast():
             return policy.evaluate(
-                observations[at].without_privileged().to(self.device),
+                observations.without_privileged()[at].to(self.device),
                 {name: x[at].to(self.device) for name, x in replay.items()},
             )
 

@@ -48,7 +48,8 @@ class Run:
     phases: dict[str, Any]
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     told: set[str] = field(default_factory=set)  # of its data
-    # where a cluster's actors are, once the collector has asked for them (`vla_rl.cluster.allocation`)
+    # where a cluster's actors are, once the collector has asked for them
+    # (`vla_rl.cluster.allocation`)
     seats: Any = None
 
     @property

@@ -35,8 +35,9 @@ def check_run(config: RunConfig) -> None:
         policy = build.entry("policy", config.policy_type)
         if isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can:
             raise ConfigError(
-                f"phase sft needs a policy that imitates, and policy.type={config.policy_type} cannot be trained by "
-                f"imitation: use policy.type={' or '.join(build.policies_that_can('imitation'))}"
+                f"phase sft needs a policy that imitates, and policy.type={config.policy_type} "
+                "cannot be trained by imitation: use "
+                f"policy.type={' or '.join(build.policies_that_can('imitation'))}"
             )
     if "offline" in config.phases:
         _check_offline(config)

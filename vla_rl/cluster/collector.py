@@ -140,7 +140,7 @@ class RayCollector(Collector):
         self._resources.close()
 
 
-class AheadRayCollector(RayCollector, Collector):
+class AheadRayCollector(RayCollector):
     """An `AheadCollector`: plans are issued early, and actors go on from one to the next while the
     driver learns.
 

@@ -56,8 +56,8 @@ def advantage_entry(name: str) -> AdvantageEntry:
 def _check_advantage(name: str, key: str) -> None:
     if ":" not in name and name not in ADVANTAGES:
         raise ConfigError(
-            f"{key}={name!r} is not a choice: it must be one of {', '.join(ADVANTAGES)}, or your own "
-            "as package.module:Class"
+            f"{key}={name!r} is not a choice: it must be one of {', '.join(ADVANTAGES)}, or your "
+            "own as package.module:Class"
         )
 
 
@@ -318,18 +318,19 @@ class PPOConfig(Bounded, place="algorithm"):
         for name in ("warmup_iterations", "decay_iterations"):
             if getattr(self, name) and self.adaptive_learning_rate:
                 raise ConfigError(
-                    f"{own}.{name}={getattr(self, name)} and {own}.adaptive_learning_rate=true both set the learning "
-                    "rate; choose one"
+                    f"{own}.{name}={getattr(self, name)} and {own}.adaptive_learning_rate=true "
+                    "both set the learning rate; choose one"
                 )
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
                 f"{own}.reward_names={list(self.reward_names)!r} and "
-                f"{own}.reward_weights={list(self.reward_weights)!r} differ in length; give one weight "
-                "per name"
+                f"{own}.reward_weights={list(self.reward_weights)!r} differ in length; give one "
+                "weight per name"
             )
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(
-                f"{own}.decouple_rewards=true (GDPO) needs {own}.advantage=grpo, got {self.advantage!r}"
+                f"{own}.decouple_rewards=true (GDPO) needs {own}.advantage=grpo, got "
+                f"{self.advantage!r}"
             )
         if self.decouple_rewards and self.group_scale == "running_std":
             raise ConfigError(
@@ -338,7 +339,8 @@ class PPOConfig(Bounded, place="algorithm"):
             )
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(
-                f"{own}.adaptive_learning_rate=true needs {own}.target_kl; set it (0.01 is a usual start)"
+                f"{own}.adaptive_learning_rate=true needs {own}.target_kl; set it (0.01 is a usual "
+                "start)"
             )
 
     def _check_vtrace(self) -> None:

@@ -69,11 +69,11 @@ class RayConfig(Bounded, place="cluster"):
 
     ``mode`` sync: rollouts wait for the learner. pipelined, async: they overlap, and no episode
     starts that could be more than ``max_staleness`` versions old when it is learned from (None: 0,
-    1 and 2 in the three modes). What older policies chose is then weighed by ``correction``, as PPO's
-    ``algorithm.behavior_weight`` says it, where that is none. A checkpoint keeps the episodes that
-    wait to be learned from, unless ``save_ready`` is false: then they run again after a resume.
-    ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to so many
-    iterations later.
+    1 and 2 in the three modes). What older policies chose is then weighed by ``correction``, as
+    PPO's ``algorithm.behavior_weight`` says it, where that is none. A checkpoint keeps the episodes
+    that wait to be learned from, unless ``save_ready`` is false: then they run again after a
+    resume. ``max_late`` above 0 cuts batches off: slow episodes go on, and are learned from up to
+    so many iterations later.
 
     ``sent`` bfloat16: actors act with weights rounded to that, half the bytes of float32 ones; the
     learner keeps its own.

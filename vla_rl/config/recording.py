@@ -59,5 +59,6 @@ class RecordingConfig(Bounded, place="env"):
         ours = list(self.rename.values())
         if twice := [name for name in ours if ours.count(name) > 1]:
             raise ConfigError(
-                f"env.rename={self.rename} gives two keys of the dataset the name {twice[0]!r}: give each its own"
+                f"env.rename={self.rename} gives two keys of the dataset the name {twice[0]!r}: "
+                "give each its own"
             )

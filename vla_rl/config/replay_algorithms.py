@@ -265,8 +265,8 @@ class PARLConfig(ActorCriticConfig):
         super().__post_init__()
         if self.imitation_batch > self.batch_size:
             raise ConfigError(
-                f"algorithm.imitation_batch={self.imitation_batch} is out of range: it must be 1 to "
-                f"algorithm.batch_size={self.batch_size}"
+                f"algorithm.imitation_batch={self.imitation_batch} is out of range: it must be 1 "
+                f"to algorithm.batch_size={self.batch_size}"
             )
         if self.imitation_coef or self.action_penalty or self.anchor_coef:
             raise ConfigError(

@@ -229,7 +229,8 @@ class RLConfig(Bounded, place="rl"):
             )
         if self.success_low > self.success_high:
             raise ConfigError(
-                f"rl.success_low={self.success_low} must be at most rl.success_high={self.success_high}"
+                f"rl.success_low={self.success_low} must be at most "
+                f"rl.success_high={self.success_high}"
             )
         if self.episodes_per_iteration % self.group_size:
             raise ConfigError(

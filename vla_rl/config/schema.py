@@ -113,7 +113,8 @@ def _parts(schema: type) -> dict[str, type]:
 
 
 def _look(schema: type, values: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for a key that there is not, and a value beyond the limits of its field."""
+    """Raise `ConfigError` for a key that there is not, and a value beyond the limits of its
+    field."""
     known = [f.name for f in dataclasses.fields(schema)]
     limits, parts = bounds_of(schema), _parts(schema)
     for key, value in values.items():

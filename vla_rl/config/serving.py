@@ -34,11 +34,13 @@ class RemoteConfig(Bounded, place="policy"):
         super().__post_init__()
         if self.url and not is_address(self.url):
             raise ConfigError(
-                f"policy.url={self.url!r} is no address of a server: give one such as ws://localhost:8000"
+                f"policy.url={self.url!r} is no address of a server: give one such as "
+                "ws://localhost:8000"
             )
         if not self.state or not self.prompt or not all(self.images.values()):
             raise ConfigError(
-                "policy.state, policy.prompt and those in policy.images are names: none may be empty"
+                "policy.state, policy.prompt and those in policy.images are names: none may be "
+                "empty"
             )
 
 

@@ -143,8 +143,8 @@ def _turned(take: Take, source: Source, c: Conversion) -> Take:
     if lacking or not pairs:
         raise ConfigError(
             f"--actions {c.actions}: {source.path} has the action {lacking[0] if lacking else ''} "
-            f"and no state of that name ({', '.join(source.state_names)}): name what stays as it is "
-            "with --keep, or leave --actions out"
+            f"and no state of that name ({', '.join(source.state_names)}): name what stays as it "
+            "is with --keep, or leave --actions out"
         )
     actions, (mine, its) = take.actions.copy(), np.array(pairs).T
     sign = 1.0 if c.actions == "absolute" else -1.0

@@ -30,8 +30,8 @@ _EPSILON = 1e-12
 class Pair:
     """Method ``b`` against ``a`` on the same ``seeds``: mean of b − a with its ``low`` and ``high``
     (95 %), ``p_value`` as it is and ``corrected`` for all pairs, ``better``: the share of (seed,
-    seed) pairs in which b is above a, a tie counting half. ``least_p``: the smallest p-value that so
-    many seeds can yield after correction."""
+    seed) pairs in which b is above a, a tie counting half. ``least_p``: the smallest p-value that
+    so many seeds can yield after correction."""
 
     a: str
     b: str

@@ -84,7 +84,7 @@ class ActorPolicy(Policy):
         exactly or in the mean over ``generator``'s draws."""
         raise NotImplementedError
 
-    # -------------------------------------------------------------------------------------- pictures
+    # ------------------------------------------------------------------------------------- pictures
     @default
     def reads_pictures(self) -> bool:
         """Whether its encoder reads pictures, beside frames that `annotate` leaves them out of: a
@@ -125,7 +125,7 @@ class ActorPolicy(Policy):
         float32 [t h]."""
         raise NotImplementedError
 
-    # -------------------------- steering: the latent action is the noise that a frozen policy decodes
+    # ------------------------ steering: the latent action is the noise that a frozen policy decodes
     def noise(self, latent: Tensor) -> Tensor:
         """Latent actions [b l] → noise [b h a] in standard deviations."""
         raise NotImplementedError
@@ -145,8 +145,8 @@ class ActorPolicy(Policy):
         """Physical actions → half-ranges."""
         raise NotImplementedError
 
-    # --------- candidates: it chooses among actions which the policy beneath proposed, and trains that
-    # The frame that holds them [b n d], and what the algorithm sets: (encoded [b f], actions
+    # --------- candidates: it chooses among actions which the policy beneath proposed, and trains
+    # that The frame that holds them [b n d], and what the algorithm sets: (encoded [b f], actions
     # [b n d]) → values [b n], differentiable in the actions.
     candidates: str
     judge: Callable[[Tensor, Tensor], Tensor] | None

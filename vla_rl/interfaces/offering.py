@@ -1,5 +1,5 @@
-"""How a component says what it offers beyond what it must: a base class with answers for all that is
-optional, which the core calls without asking, and words for what it can do."""
+"""How a component says what it offers beyond what it must: a base class with answers for all that
+is optional, which the core calls without asking, and words for what it can do."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Offering(metaclass=ABCMeta):  # noqa: B024 - the hook below is what it is 
         class cannot be given any base."""
         if hidden := sorted(_parts(thing) & set(dir(cls))):
             raise ConfigError(
-                f"{type(thing).__name__} has a submodule, weight or buffer {hidden[0]!r}, and that is "
-                f"the name of a method of vla_rl.interfaces.{cls.__name__}: give it another name"
+                f"{type(thing).__name__} has a submodule, weight or buffer {hidden[0]!r}, and that "
+                f"is the name of a method of vla_rl.interfaces.{cls.__name__}: give it another name"
             )
         if cls not in type(thing).__mro__:
             kind: Any = type(thing)
@@ -80,9 +80,15 @@ class Offering(metaclass=ABCMeta):  # noqa: B024 - the hook below is what it is 
             except TypeError as error:
                 raise ConfigError(
                     f"{type(thing).__name__} has methods of a {cls.__name__}, and cannot be given "
-                    f"its defaults ({error}): make it a subclass of vla_rl.interfaces.{cls.__name__}"
+                    f"its defaults ({error}): make it a subclass of "
+                    f"vla_rl.interfaces.{cls.__name__}"
                 ) from error
         return thing
+
+    @classmethod
+    def can_of(cls, thing: Any) -> frozenset[str]:
+        """What ``thing`` can as one of these; nothing, and it stays as it is, where it is none."""
+        return cls.of(thing).can if isinstance(thing, cls) else frozenset()
 
 
 def _parts(thing: Any) -> set[str]:

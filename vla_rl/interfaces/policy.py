@@ -118,7 +118,7 @@ class Policy(Offering):
         little further each time that it imitates itself."""
         return False
 
-    # ------------------------------------------------------ features: small networks beside or on it
+    # ----------------------------------------------------- features: small networks beside or on it
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
         """{name: float [b d]} without gradient, of about unit scale: "visual", what its images
         make, and smaller ones such as its standardised proprio and what the instruction says. A row
@@ -143,7 +143,7 @@ class Policy(Offering):
         """How much its image features differ from picture to picture; None: nobody knows."""
         return None
 
-    # --------------------------------------------------------------------- noise: steering, students
+    # -------------------------------------------------------------------- noise: steering, students
     def decode(
         self, observation: Observation, noise: Tensor, features: Mapping[str, Tensor] | None = None
     ) -> Tensor:
@@ -204,7 +204,7 @@ class Policy(Offering):
         with an arm; None: all of it."""
         return None
 
-    # ------------------------------------------------------------------------- weights, several ranks
+    # ----------------------------------------------------------------------- weights, several ranks
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """What learns, where it requires a gradient."""
         return ()

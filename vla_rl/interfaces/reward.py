@@ -51,7 +51,7 @@ class RewardModel(Offering):
         """Figures to log of the last `score`."""
         return {}
 
-    # ------------------------------------------------------------- progress: `vla-rl reward quality`
+    # ------------------------------------------------------------ progress: `vla-rl reward quality`
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 tensor [t+1] per trajectory, 0 … 1: before each decision and at the end; NaN
         where unknown. The success flag of the trajectory itself must not enter."""
@@ -72,7 +72,7 @@ class RewardModel(Offering):
         trajectory."""
         raise NotImplementedError
 
-    # ------------------------------------------------------- what it is told, and what it learns from
+    # ----------------------------------------------------- what it is told, and what it learns from
     def set_embodiment(self, embodiment: EmbodimentSpec, stride: int) -> None:
         """For one that reads proprioception by name. ``stride``: control steps between the frames
         of demonstrations."""

@@ -39,8 +39,8 @@ _NAP = 1.0  # seconds after which it looks into the spool untold
 
 
 class LearnerServer:
-    """Serves ``folder`` (`vla_rl.learning.episode_queue`) until it is told to stop. ``commands`` are
-    words from the actor."""
+    """Serves ``folder`` (`vla_rl.learning.episode_queue`) until it is told to stop. ``commands``
+    are words from the actor."""
 
     def __init__(
         self,

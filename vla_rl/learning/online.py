@@ -189,9 +189,8 @@ class OnlineRL:
             got.rewards = [self._scored.pop(t.rollout_id) for t in got.chosen]
             got.named = torch.cat(got.rewards)
         else:  # (also the groups that a resumed run kept)
-            names = view(self.learner.config, AlgorithmOptions).reward_names
             got.chosen, (got.rewards, got.named, figures) = self._with_all(
-                got.chosen, lambda chosen: scorer.score(chosen, names)
+                got.chosen, lambda chosen: scorer.score(chosen, self._reward_names)
             )
             add_figures(metrics, figures)
         metrics |= rollout_metrics(whole(got.rolled_out), pooled_stats(stats)) | restart_metrics(
@@ -224,6 +223,10 @@ class OnlineRL:
         self._scored |= {t.rollout_id: r for t, r in zip(trajectories, rewards)}
         return {t.rollout_id: float(r.sum()) for t, r in zip(trajectories, rewards)}
 
+    @property
+    def _reward_names(self) -> Sequence[str]:
+        return view(self.learner.config, AlgorithmOptions).reward_names
+
     def _with_all(
         self, episodes: list[Trajectory], use: Callable[[list[Trajectory]], _Found]
     ) -> tuple[list[Trajectory], _Found]:
@@ -244,8 +247,7 @@ class OnlineRL:
 
         def learned(chosen: list[Trajectory]) -> dict[str, float]:
             if chosen is not scored:  # some had to run again
-                names = view(self.learner.config, AlgorithmOptions).reward_names
-                got.rewards, got.named, _ = scorer.score(chosen, names)
+                got.rewards, got.named, _ = scorer.score(chosen, self._reward_names)
             return self.learner.learn(chosen, got.rewards, got.named)
 
         metrics = got.metrics | self._with_all(scored, learned)[1]

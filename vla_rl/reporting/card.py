@@ -29,7 +29,8 @@ def measured(path: Path) -> list[Measured]:
     document = read_json(path, _REMEDY)
     if isinstance(document.get("results"), list):
         raise UserError(
-            f"{path} compares two checkpoints, and a card tells of one: {_REMEDY} (without --compare)"
+            f"{path} compares two checkpoints, and a card tells of one: {_REMEDY} (without "
+            "--compare)"
         )
     try:
         total = document["total"]
@@ -81,7 +82,10 @@ def _table(results: Sequence[Measured]) -> list[str]:
             **(document["tasks"] if len(document["tasks"]) > 1 else {}),
         }
         for task, figures in rows.items():
-            interval = f"{100 * figures['rate']:.1f} % ({100 * figures['low']:.1f} to {100 * figures['high']:.1f})"
+            interval = (
+                f"{100 * figures['rate']:.1f} % ({100 * figures['low']:.1f} to "
+                f"{100 * figures['high']:.1f})"
+            )
             told = _protocol(document) if task == "all" else ""
             lines.append(
                 f"| {_cell(found.title)} | {_cell(task)} | {interval} | {figures['successes']} of "

@@ -81,7 +81,7 @@ def reads_policy(config: Any) -> bool:
 def image_features(policy: Any) -> Callable[[Tensor], Tensor]:
     """The policy's own image features. Raises `ConfigError` where there is no policy, or it has
     none."""
-    if not isinstance(policy, Policy) or "image_features" not in Policy.of(policy).can:
+    if "image_features" not in Policy.can_of(policy):
         who = "no policy is at hand" if policy is None else f"{type(policy).__name__} has none"
         raise ConfigError(
             f"reward.encoder.type=policy needs a policy with image_features(frames), and {who}: "

@@ -7,8 +7,8 @@ before its episode is sent, and the learner keeps the tickets it has: who is kil
 it again under the same ticket.
 
 Reading an episode's pictures, scoring it and fitting the reward take seconds. In real time a thread
-of its own does it (`EpisodeFeedThread`), so that whoever leads the session goes on; in virtual time it
-is done in turn.
+of its own does it (`EpisodeFeedThread`), so that whoever leads the session goes on; in virtual time
+it is done in turn.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class EpisodeFeed:
 
 
 class EpisodeFeedThread:
-    """A `EpisodeFeed` that nobody waits for: a queue of closed journals, in order, and a thread that
-    takes one after the other.
+    """A `EpisodeFeed` that nobody waits for: a queue of closed journals, in order, and a thread
+    that takes one after the other.
 
     Until the ``with`` ends that thread alone has the harvest, the log and the learner, whom it
     looks after in between. What it fails of is raised by the next `look`, or as the ``with`` ends,

@@ -2,8 +2,8 @@
 embodiment, acting, steps, valid_s, instruction, deterministic, device and threads. It is told when
 to decide by `real.acting`.
 
-With ``learner``, the folder between an actor and a learner (`vla_rl.learning.episode_queue`), it acts with
-the learner's newest weights, which it takes as an episode ends.
+With ``learner``, the folder between an actor and a learner (`vla_rl.learning.episode_queue`), it
+acts with the learner's newest weights, which it takes as an episode ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""``vla-rl robot replay SESSION``: does on the arm again what was asked of it in a recorded episode,
-behind the same gate.
+"""``vla-rl robot replay SESSION``: does on the arm again what was asked of it in a recorded
+episode, behind the same gate.
 
 The episode becomes a policy (`Recorded`) that decides what was decided then, so that a session
 plays it as any other: a person watches, takes over, stops. What the arm did then is compared with
@@ -152,8 +152,9 @@ def chosen(session: Path, number: int | None) -> tuple[Any, int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A control step as it is to be done again: its ``action`` [a], the share of a control step that
-    it ``lasts``, and its last ``tick``. ``follows``: nothing lay between it and the one before."""
+    """A control step as it is to be done again: its ``action`` [a], the share of a control step
+    that it ``lasts``, and its last ``tick``. ``follows``: nothing lay between it and the one
+    before."""
 
     action: list[float]
     lasts: float

@@ -43,15 +43,17 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
         raise UserError(f"{name} is no name of a hub: give user/name")
     if not _LICENCE.fullmatch(licence):
         raise UserError(
-            f"--license {licence!r}: give a hub's word for it, such as apache-2.0, mit, gemma or other"
+            f"--license {licence!r}: give a hub's word for it, such as apache-2.0, mit, gemma or "
+            "other"
         )
     check_checkpoint(checkpoint)
     folder = existing_checkpoint(checkpoint)
     if base := read_json(folder / CONFIG, "use another checkpoint").get("frozen_base"):
         where = base.get("path") if isinstance(base, dict) else base
         raise UserError(
-            f"{checkpoint} builds on frozen weights elsewhere ({where}), which whoever fetches it would lack: push that "
-            f"policy by itself, or save this one whole (policy.save_trained_only=false)"
+            f"{checkpoint} builds on frozen weights elsewhere ({where}), which whoever fetches it "
+            "would lack: push that policy by itself, or save this one whole "
+            "(policy.save_trained_only=false)"
         )
     texts = [
         p.name for p in folder.iterdir() if p.is_file() and p.suffix in (".json", ".txt", ".model")

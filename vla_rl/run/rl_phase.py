@@ -43,9 +43,9 @@ def _learner(run: Run, policy: Any, collector: Collector) -> Iterator[tuple[Lear
     c = run.config
     if (learned := learned_algorithm(c)) is not c.algorithm:
         run.progress.say(
-            f"rollouts run up to {c.cluster.ahead} versions ahead of the learner: what older policies "
-            f"chose is learned from as with algorithm.behavior_weight={learned.behavior_weight} "
-            "(cluster.correction)"
+            f"rollouts run up to {c.cluster.ahead} versions ahead of the learner: what older "
+            "policies chose is learned from as with "
+            f"algorithm.behavior_weight={learned.behavior_weight} (cluster.correction)"
         )
     if c.cluster_type == "ray" and c.cluster.learners:
         from vla_rl.cluster.learner import GroupLearner

@@ -38,7 +38,8 @@ def serve(
         )
         if options.host not in ("127.0.0.1", "localhost", "::1"):
             say(
-                f"whoever reaches {options.host or 'this machine'} can ask it: nobody is asked who they are"
+                f"whoever reaches {options.host or 'this machine'} can ask it: nobody is asked who "
+                "they are"
             )
         say("end it with Ctrl-C")
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +57,8 @@ class Plan:
 
         if len(self.methods) < 2 or START in self.methods:
             raise ConfigError(
-                f"{where}: methods has {sorted(self.methods)}: name two or more, none of them {START!r}"
+                f"{where}: methods has {sorted(self.methods)}: name two or more, none of them "
+                f"{START!r}"
             )
         bad = [n for n in [self.name, *self.methods] if not n or n != Path(n).name or n[0] == "."]
         if bad:
@@ -153,7 +153,7 @@ def freeze(plan: Plan, folder: Path) -> dict[str, Any]:
     return frozen
 
 
-# ------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 def runs(frozen: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, int, list[list[str]]]]:
     """(method, seed, the commands' overrides, one after the other) of every run."""
     plan = Plan(**frozen["plan"])
@@ -189,50 +189,70 @@ def make(
     train: Callable[[Sequence[str], Path, Sequence[int]], int] | None = None,
 ) -> None:
     """Make what is not there yet. Raises `UserError` that names the runs that failed."""
-    train = train or _train
-    cores = own_cores()
-    share = max(1, len(cores) // jobs)
-    free: Queue[list[int]] = Queue()
-    for job in range(jobs):
-        free.put(cores[job * share : (job + 1) * share] or cores)
+    train = train or run_alone
     by_seed: dict[int, list[tuple[str, list[list[str]]]]] = {}
     for name, seed, steps in runs(frozen, folder):
         if figure(frozen, folder, name, seed) is None:
             by_seed.setdefault(seed, []).append((name, steps))
 
-    def of_seed(seed: int) -> list[str]:
-        mine, failed = free.get(), []
-        try:
-            for name, steps in by_seed[seed]:
-                log = folder / name / f"seed_{seed}.log"
-                log.parent.mkdir(parents=True, exist_ok=True)
-                ended = any(train(step, log, mine) for step in steps)
-                found = figure(frozen, folder, name, seed)
-                if ended or found is None:
-                    failed.append(f"{name}, seed {seed} (see {log})")
-                say(f"{name}, seed {seed}: {'failed' if found is None else f'{found:.0%}'}")
-        finally:
-            free.put(mine)
+    def of_seed(seed: int, cores: list[int]) -> list[str]:
+        failed = []
+        for name, steps in by_seed[seed]:
+            log = folder / name / f"seed_{seed}.log"
+            ended = any(train(step, log, cores) for step in steps)
+            found = figure(frozen, folder, name, seed)
+            if ended or found is None:
+                failed.append(f"{name}, seed {seed} (see {log})")
+            say(f"{name}, seed {seed}: {'failed' if found is None else f'{found:.0%}'}")
         return failed
 
-    with ThreadPoolExecutor(jobs) as pool:
-        failed = [text for found in pool.map(of_seed, by_seed) for text in found]
-    if failed:
+    if failed := beside(jobs, by_seed, of_seed):
         raise UserError(f"{len(failed)} runs failed, and the others are kept: {'; '.join(failed)}")
 
 
-def _train(overrides: Sequence[str], log: Path, cores: Sequence[int]) -> int:
-    """One run, or what is left of it, in a process of its own on these cores; its exit status."""
-    call = "import sys; from vla_rl.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", call, "train", *overrides]
-    bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+def beside(
+    jobs: int, seeds: Iterable[int], work: Callable[[int, list[int]], list[str]]
+) -> list[str]:
+    """``work(seed, cores)`` for every seed, ``jobs`` of them beside each other, each on its share
+    of the cores; what all of them return, in the order of the seeds."""
+    cores = own_cores()
+    share = max(1, len(cores) // jobs)
+    free: Queue[list[int]] = Queue()
+    for job in range(jobs):
+        free.put(cores[job * share : (job + 1) * share] or cores)
+
+    def one(seed: int) -> list[str]:
+        mine = free.get()
+        try:
+            return work(seed, mine)
+        finally:
+            free.put(mine)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [text for found in pool.map(one, seeds) for text in found]
+
+
+def run_alone(
+    overrides: Sequence[str], log: Path, cores: Sequence[int], folder: Path | None = None
+) -> int:
+    """``vla-rl train``, or what is left of it, in a process of its own on these cores, from
+    ``folder`` (None: from here); its exit status. What it says goes to the end of ``log``."""
+    call = "import os, sys; "
+    if cores:
+        call += f"os.sched_setaffinity(0, {list(cores)}); "
+    call += "from vla_rl.cli import main; sys.exit(main())"
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=bind
+            [sys.executable, "-c", call, "train", *overrides],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
         ).returncode
 
 
-# ------------------------------------------------------------------------------------------- verdict
+# ------------------------------------------------------------------------------------------ verdict
 def judged(frozen: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Figures of all runs that are there, and what they say; JSON-ready."""
     plan = Plan(**frozen["plan"])

@@ -88,7 +88,8 @@ class Connections:
                 raise PolicyLost(f"{self.url} did not answer within {seconds:g} s") from None
             if isinstance(error, aiohttp.WSServerHandshakeError):
                 raise WireError(
-                    f"{self.url} is no policy server of openpi's protocol: it answered HTTP {error.status}"
+                    f"{self.url} is no policy server of openpi's protocol: it answered HTTP "
+                    f"{error.status}"
                 ) from None
             if isinstance(error, aiohttp.InvalidURL | ValueError):
                 raise WireError(
@@ -100,7 +101,7 @@ class Connections:
                 ) from None
             raise
 
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # in the thread
     async def _grow(self, count: int) -> None:
         import aiohttp

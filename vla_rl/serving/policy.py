@@ -48,7 +48,8 @@ class WirePolicy(Policy):
         self._images = {**rows.camera_keys(embodiment), **config.images}
         if unknown := sorted(set(config.images) - set(embodiment.camera_names)):
             raise ConfigError(
-                f"policy.images names the camera {unknown[0]!r}, and the env shows {', '.join(embodiment.camera_names)}"
+                f"policy.images names the camera {unknown[0]!r}, and the env shows "
+                f"{', '.join(embodiment.camera_names)}"
             )
         self.chunk_length = self._about["chunk_length"] if self._about else self._probed()
         self._executed = self._about["executed_steps"] if self._about else self.chunk_length
@@ -72,14 +73,16 @@ class WirePolicy(Policy):
         about: dict[str, Any] = found if isinstance(found, dict) else {}
         if about and about.get("protocol") != rows.PROTOCOL:
             raise WireError(
-                f"{url} is a vla-rl {about.get('version')} that speaks version {about.get('protocol')!r} of the wire, this "
-                f"one {rows.PROTOCOL}: use the same version on both sides"
+                f"{url} is a vla-rl {about.get('version')} that speaks version "
+                f"{about.get('protocol')!r} of the wire, this one {rows.PROTOCOL}: use the same "
+                "version on both sides"
             )
         if about:
             self._check_own(about)
         if not first and about.get("policy") != self._about.get("policy"):
             raise WireError(
-                f"{url} serves another policy now: {about.get('policy')}, before {self._about.get('policy')}"
+                f"{url} serves another policy now: {about.get('policy')}, before "
+                f"{self._about.get('policy')}"
             )
         self._met, self._about = metadata, about
 
@@ -110,7 +113,7 @@ class WirePolicy(Policy):
         [answer] = self._wire.ask([self._row(seen)], _FIRST_SECONDS)
         return self._actions(answer, None).shape[0]
 
-    # --------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # acting
     def act(
         self,
@@ -194,8 +197,9 @@ class WirePolicy(Policy):
         whole = found.ndim == len(leading) + 1
         if whole and found.shape[-1] != a:
             raise EmbodimentMismatch(
-                f"{url} answers with {found.shape[-1]} numbers for each step, and the robot here ({self.embodiment.name}) "
-                f"takes {a}: {', '.join(self.embodiment.action_names)}. Ask a server for this robot"
+                f"{url} answers with {found.shape[-1]} numbers for each step, and the robot here "
+                f"({self.embodiment.name}) takes {a}: {', '.join(self.embodiment.action_names)}. "
+                "Ask a server for this robot"
             )
         if (
             not whole
@@ -210,6 +214,7 @@ class WirePolicy(Policy):
             raise WireError(f"{url} answers with {found.shape[-2]} steps, of at most {_MOST_STEPS}")
         if not np.isfinite(found).all():
             raise WireError(
-                f"{url} answers with actions that are not finite: its policy, or what it reads, is broken"
+                f"{url} answers with actions that are not finite: its policy, or what it reads, is "
+                "broken"
             )
         return found.astype(np.float32, copy=False)

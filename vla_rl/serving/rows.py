@@ -81,8 +81,8 @@ def _checked(picture: Any, shape: tuple[int, int, int], key: str) -> np.ndarray:
     found = picture if isinstance(picture, np.ndarray) else np.zeros(0)
     if found.dtype != np.uint8 or found.shape != shape:
         raise WireError(
-            f"{key} is {found.dtype} {list(found.shape)}; this policy was made for uint8 {list(shape)}: send pictures of "
-            f"that size (openpi_client.image_tools.resize_with_pad)"
+            f"{key} is {found.dtype} {list(found.shape)}; this policy was made for uint8 "
+            f"{list(shape)}: send pictures of that size (openpi_client.image_tools.resize_with_pad)"
         )
     return found
 

@@ -46,8 +46,9 @@ class PolicyServer:
         policy = Policy.of(policy)
         if "memory" in policy.can:
             raise ConfigError(
-                f"{type(policy).__name__} remembers earlier decisions of an episode, and a message of openpi's protocol "
-                f"does not say which episode it is of: serve the policy beneath it"
+                f"{type(policy).__name__} remembers earlier decisions of an episode, and a message "
+                "of openpi's protocol does not say which episode it is of: serve the policy "
+                "beneath it"
             )
         self.options, self._embodiment = options, policy.embodiment
         self._batches, self._open = Batches(policy, device), 0
@@ -65,7 +66,7 @@ class PolicyServer:
             },
         }  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # running
     async def run(self, ready: Callable[[int], None]) -> None:
         """Until it is cancelled; ``ready`` gets the port once it listens. Raises `UserError` where
@@ -133,7 +134,7 @@ class PolicyServer:
 
         return handle
 
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # openpi's dialect
     async def _openpi(self, socket: web.WebSocketResponse) -> None:
         from aiohttp import WSMsgType
@@ -180,7 +181,7 @@ class PolicyServer:
                 f"the policy failed: {type(error).__name__}: {first_line(error)}"
             ) from error
 
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # vla-eval's dialect
     async def _vla_eval(self, socket: web.WebSocketResponse) -> None:
         """One action for each observation: a chunk is decided on, then followed for as many steps
