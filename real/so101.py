@@ -15,25 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from real import limits as limit_files
-from real.lerobot_kinds import make
-from real.robots.lerobot import LeRobotArm, holding
-from real.robots.servos import ERRORS
+from real.robots import lerobot
+from real.robots.servos import reported
 from real.sweep import as_file, downwards, upwards
+from real.teleop import leader
 from vla_rl.errors import ConfigError, UserError, first_line, install_command
 
 FOLLOWER, LEADER = "so101_follower", "so101_leader"
-_MAKERS = {
-    FOLLOWER: (
-        "robot",
-        "lerobot.robots.config:RobotConfig",
-        "lerobot.robots.utils:make_robot_from_config",
-    ),
-    LEADER: (
-        "leader arm",
-        "lerobot.teleoperators.config:TeleoperatorConfig",
-        "lerobot.teleoperators.utils:make_teleoperator_from_config",
-    ),
-}
+_WHAT = {FOLLOWER: "robot", LEADER: "leader arm"}
 _FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
     "joint_speed": 60.0,
     "joint_acceleration": 600.0,
@@ -143,7 +132,7 @@ def setup(
     if leader_port:
         _calibrate(kit, LEADER, motors, again, say)
     if not kit.limits.exists() or again:
-        own = LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
+        own = lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
         first = {
             "joint_low": upwards(own.limits.joint_low),
             "joint_high": downwards(own.limits.joint_high),
@@ -161,12 +150,18 @@ def _replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def _device(kit: Kit, kind: str) -> Any:
+    options = kit.options(kind)
+    if kind == FOLLOWER:
+        return lerobot.build(kind, options)
+    return leader.build(leader.LeaderConfig(kind, options))
+
+
 @contextlib.contextmanager
 def _opened(kit: Kit, kind: str) -> Iterator[Any]:
     """lerobot's device with its bus open and nothing written; closed with torque as it is. Raises
     `ConfigError` where a motor does not answer."""
-    what, registry, maker = _MAKERS[kind]
-    device = make(what, kind, kit.options(kind), registry, maker)
+    what, device = _WHAT[kind], _device(kit, kind)
     try:
         device.bus.connect(handshake=False)
         silent = [name for name, motor in device.bus.motors.items() if not _answers(device, motor)]
@@ -199,16 +194,12 @@ def _answers(device: Any, motor: Any) -> bool:
 
 
 def _calibrate(kit: Kit, kind: str, motors: bool, again: bool, say: Callable[[str], None]) -> None:
-    what, registry, maker = _MAKERS[kind]
+    what = _WHAT[kind]
     if motors:
         say(f"the motors of the {what}, one after the other")
-        make(what, kind, kit.options(kind), registry, maker).setup_motors()
+        _device(kit, kind).setup_motors()
     with _opened(kit, kind) as device:
-        if any(holding(device)):
-            raise ConfigError(
-                f"the {what} holds: support it by hand and switch its power off and on, so that "
-                "it can be moved"
-            )
+        lerobot.require_limp(device, f"the {what}")
         if device.is_calibrated and not again:
             return say(f"the {what} is calibrated: {device.calibration_fpath}")
         try:
@@ -268,18 +259,14 @@ def _examined(kit: Kit, kind: str, name: str) -> Iterator[Row]:
 def _health(device: Any, name: str) -> Row:
     status = device.bus.sync_read("Status", normalize=False)
     volts = device.bus.sync_read("Present_Voltage", normalize=False)
-    wrong = [
-        f"{motor}: {', '.join(word for bit, word in ERRORS.items() if bits & bit) or bits}"
-        for motor, bits in status.items()
-        if bits
-    ]
+    wrong = list(reported(status.items()))
     said = f"{min(volts.values()) / 10:.1f} V" + (f"; {'; '.join(wrong)}" if wrong else "")
     return f"{name}'s power", not wrong, said, "check the power supply; let hot motors cool down"
 
 
 def _limits(kit: Kit) -> Row:
     try:
-        own = LeRobotArm(FOLLOWER, kit.options(FOLLOWER)).limits
+        own = lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER)).limits
         limit_files.load(kit.limits, own, limit_files.needed("joints", False, False))
     except UserError as error:
         return "limits", False, str(error), f"vla-rl robot limits {kit.limits} ..."

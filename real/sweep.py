@@ -36,12 +36,15 @@ class Sweep:
 
     def speeds(self) -> np.ndarray:
         """The fastest of each joint [n] (units/s), over `_WINDOW_S`."""
-        stamps, joints = np.array(self.stamps), np.stack(self.joints)
+        return np.abs(self._rates(np.stack(self.joints))).max(axis=0, initial=0.0)
+
+    def _rates(self, places: np.ndarray) -> np.ndarray:
+        """How fast ``places`` [m n] changed over `_WINDOW_S`, [k n] a second."""
+        stamps = np.array(self.stamps)
         later = np.searchsorted(stamps, stamps + _WINDOW_S)
         first = np.flatnonzero(later < len(stamps))
         gaps = stamps[later[first]] - stamps[first]
-        moved = np.abs(joints[later[first]] - joints[first])
-        return (moved / gaps[:, None]).max(axis=0) if len(first) else np.zeros(joints.shape[1])
+        return np.asarray((places[later[first]] - places[first]) / gaps[:, None])
 
     def limits(self, own: Limits, by_joints: bool) -> tuple[dict[str, Any], list[str]]:
         """What a limits file needs, never wider than the robot's ``own``, and the joints that
@@ -78,11 +81,8 @@ class Sweep:
         return found, [name for name, is_still in zip(self.names, still) if is_still]
 
     def _of_the_hand(self, own: Limits) -> dict[str, Any]:
-        hand, stamps = np.stack(self.hand), np.array(self.stamps)
-        later = np.searchsorted(stamps, stamps + _WINDOW_S)
-        first = np.flatnonzero(later < len(stamps))
-        way = np.linalg.norm(hand[later[first]] - hand[first], axis=1)
-        fastest = max(float((way / (stamps[later[first]] - stamps[first])).max()), 1e-3)
+        hand = np.stack(self.hand)
+        fastest = float(np.linalg.norm(self._rates(hand), axis=1).max(initial=1e-3))
         return {
             "speed": _least(fastest, own.speed),
             "acceleration": _least(fastest / _RISE_S, own.acceleration),

@@ -99,7 +99,7 @@ def fetch(text: str, kind: str) -> Path:
 
 def why(error: BaseException) -> str:
     """What a call to the hub failed of, and what helps."""
-    kinds = {name for kind in type(error).__mro__ for name in (kind.__name__,)}
+    kinds = {kind.__name__ for kind in type(error).__mro__}
     said = f"{type(error).__name__}: {first_line(error)}"
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError"}:
         return (

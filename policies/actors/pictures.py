@@ -1,4 +1,4 @@
-"""PictureInputs of an actor's own: a few convolutions over a camera's pictures, trained by the
+"""Eyes of an actor's own: a few convolutions over a camera's pictures, trained by the
 critics (DrQ-v2, arXiv 2107.09645)."""
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import DenoisingConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk.noise import counter_normals, share_noise
+from policies.trunk.noise import counter_normals, counter_uniforms, share_noise
 from policies.trunk.trunk import VisionLanguageTrunk
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
 # the seed of every row's first noise where a deterministic decision is asked for without seeds
 _UNSEEDED = 0
+_STEP_STREAM = 0x5DEECE66D  # keeps the draw of the step apart from the draws of its noise
 
 
 def chunk_normals(
@@ -40,6 +41,12 @@ def chunk_normals(
     if correlation:
         rest = share_noise(rest, drawn[:, own:].view(-1, steps, 1, a), correlation)
     return first, rest
+
+
+def drawn_steps(seeds: Sequence[int], first: int, end: int) -> Tensor:
+    """A step int64 [b] of ``first`` … ``end`` − 1 for each seed."""
+    uniform = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0])
+    return first + (uniform * (end - first)).long().clamp(max=end - first - 1)
 
 
 class DenoisingBase(VisionLanguageTrunk, ABC):

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals
+from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals, drawn_steps
 from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
 from policies.denoising.expert import Cache
 from policies.denoising.guidance import Guidance, guided
@@ -36,7 +36,6 @@ from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import mlp
-from policies.trunk.noise import counter_uniforms
 from vla_rl.errors import EmbodimentMismatch
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
@@ -262,10 +261,7 @@ class DenoisingVLA(DenoisingBase):
         if config.noise_clip:
             step_noise = step_noise.clamp(-config.noise_clip, config.noise_clip)
         if config.stochastic_steps == "one":
-            draw = torch.from_numpy(
-                counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0]
-            ).to(self.device)
-            first_step = first + (draw * (end - first)).long().clamp(max=end - first - 1)
+            first_step = drawn_steps(seeds, first, end).to(self.device)
         return x, step_noise, first_step
 
     @property
@@ -559,6 +555,3 @@ class _Expert(NamedTuple):
     policy: DenoisingVLA
     cache: Cache
     modulation: Tensor
-
-
-_STEP_STREAM = 0x5DEECE66D  # keeps the draw of the step apart from the draws of its noise

@@ -1,19 +1,14 @@
-"""What makes the noise of a chain's steps besides its table: the network of Flow-Noise, and which
-step of a chain is noisy."""
+"""What makes the noise of a chain's steps besides its table: the network of Flow-Noise."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
-from policies.trunk.noise import counter_uniforms
-
 _HIDDEN = (128, 64)  # widths of πRL's network
-_STEP_STREAM = 0x5DEECE66D  # keeps the draw of the step apart from the draws of its noise
 
 
 class NoiseNet(nn.Module):
@@ -44,9 +39,3 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
         yield seen
     finally:
         hook.remove()
-
-
-def drawn_steps(seeds: Sequence[int], first: int, end: int) -> Tensor:
-    """A step int64 [b] of ``first`` … ``end`` − 1 for each seed."""
-    uniform = torch.from_numpy(counter_uniforms([seed ^ _STEP_STREAM for seed in seeds], 1)[:, 0])
-    return first + (uniform * (end - first)).long().clamp(max=end - first - 1)

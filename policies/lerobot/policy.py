@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.denoising.base import chunk_normals
+from policies.denoising.base import chunk_normals, drawn_steps
 from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.fit import match_cameras, require_fit
@@ -46,7 +46,7 @@ from policies.lerobot.heads import (
     column,
 )
 from policies.lerobot.new import new_policy
-from policies.lerobot.noise import NoiseNet, drawn_steps, inputs_of
+from policies.lerobot.noise import NoiseNet, inputs_of
 from policies.lerobot.openpi import FAMILIES as OPENPIS
 from policies.lerobot.openpi import is_openpi, read_openpi, write_openpi
 from policies.lerobot.package import require_lerobot

@@ -58,7 +58,7 @@ class LeRobotArm:
         speeds: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.device, self.clock = _device(type, options or {}, plugins), clock
+        self.device, self.clock = build(type, options or {}, plugins), clock
         self.name, self._id = f"lerobot_{type}", str((options or {}).get("id", ""))
         self.names = tuple(self.device.action_features)
         for part in self._parts().values():
@@ -106,17 +106,7 @@ class LeRobotArm:
         """Raises `ConfigError`; before any motor is written to where the arm is not calibrated."""
         for part in self._parts().values():
             part.configure = _Configure(part, part.configure, self._uncalibrated)
-        try:
-            self.device.connect(calibrate=False)
-        except UserError:
-            raise
-        except Exception as error:  # whatever a vendor's driver raises
-            raise ConfigError(
-                f"{self.name} cannot be connected: {first_line(error)}. Check its port, power and "
-                "cable"
-            ) from None
-        if not self.device.is_calibrated:
-            raise self._uncalibrated()
+        self._open()
 
     def _uncalibrated(self) -> ConfigError:
         kind = self.name.removeprefix("lerobot_")
@@ -131,8 +121,15 @@ class LeRobotArm:
         `ConfigError` for one that is not calibrated, holds, or cannot be reached."""
         for part in self._parts().values():
             part.configure = lambda: None
+        self._open()
+        for part in self._parts().values():
+            require_limp(part, self.name)
+
+    def _open(self) -> None:
         try:
             self.device.connect(calibrate=False)
+        except UserError:
+            raise
         except Exception as error:  # whatever a vendor's driver raises
             raise ConfigError(
                 f"{self.name} cannot be connected: {first_line(error)}. Check its port, power and "
@@ -140,12 +137,6 @@ class LeRobotArm:
             ) from None
         if not self.device.is_calibrated:
             raise self._uncalibrated()
-        for part in self._parts().values():
-            if any(holding(part)):
-                raise ConfigError(
-                    f"{self.name} holds: support it by hand and switch its power off and on, so "
-                    "that it can be moved"
-                )
 
     def observe(self) -> Measured:
         """Blocks while the bus is read."""
@@ -258,7 +249,7 @@ def _fastest(speeds: Mapping[str, float]) -> Limits:
     return Limits(**values)
 
 
-def _device(kind: str, options: Mapping[str, Any], plugins: tuple[str, ...]) -> Any:
+def build(kind: str, options: Mapping[str, Any], plugins: tuple[str, ...] = ()) -> Any:
     """lerobot's own object. Raises as `real.lerobot_kinds.make`."""
     makers = "lerobot.robots.config:RobotConfig", "lerobot.robots.utils:make_robot_from_config"
     return make("robot", kind, options, *makers, plugins)
@@ -350,6 +341,15 @@ class _Configure:
             )
         if not any(held):
             self._own()
+
+
+def require_limp(part: Any, name: str) -> None:
+    """Raise `ConfigError` unless a hand may move ``part``, an arm of ``name``."""
+    if any(holding(part)):
+        raise ConfigError(
+            f"{name} holds: support it by hand and switch its power off and on, so that it can be "
+            "moved"
+        )
 
 
 def holding(part: Any) -> list[bool]:

@@ -35,7 +35,7 @@ class Servos:
             self._looked = now
             register = "Torque_Enable" if self._torque_next else "Status"
             self._torque_next = not self._torque_next
-            words = _released if register == "Torque_Enable" else _reported
+            words = _released if register == "Torque_Enable" else reported
             try:
                 found = tuple(words(self._read(register)))
                 # a packet that came late answers what was asked before: seen twice, or not at all
@@ -46,9 +46,8 @@ class Servos:
 
     def _read(self, register: str) -> Iterable[tuple[str, int]]:
         for prefix, bus in self._buses.items():
-            with contextlib.suppress(*_BROKEN):  # another vendor's: it has no such register
-                tables = (bus.model_ctrl_table[motor.model] for motor in bus.motors.values())
-                if all(register in table for table in tables):
+            with contextlib.suppress(*_BROKEN):  # another vendor's
+                if knows(bus, register):
                     for name, value in bus.sync_read(register, normalize=False).items():
                         yield f"{prefix}{name}", int(value)
 
@@ -69,7 +68,15 @@ class Servos:
                 bus.port_handler.openPort()
 
 
-def _reported(said: Iterable[tuple[str, int]]) -> Iterable[str]:
+def knows(bus: Any, register: str) -> bool:
+    """Whether every motor of lerobot's ``bus`` has this register."""
+    try:
+        return all(register in bus.model_ctrl_table[m.model] for m in bus.motors.values())
+    except (AttributeError, KeyError):
+        return False
+
+
+def reported(said: Iterable[tuple[str, int]]) -> Iterable[str]:
     for name, bits in said:
         if bits:
             words = [word for bit, word in ERRORS.items() if bits & bit]

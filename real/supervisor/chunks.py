@@ -3,6 +3,7 @@ message never run."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -78,10 +79,11 @@ class Chunks:
             message.start if isinstance(message, Chunk) and message.start != AT_ONCE else tick + 1
         )
         per_row = self.hz / message.hz if isinstance(message, Chunk) else float(self.ticks)
-        dues = [first + round(i * per_row) for i in range(len(rows) + 1)]
         if isinstance(message, Chunk) and message.lasts:
-            ticks = [max(1, round(share * per_row)) for (share, *_) in message.lasts]
-            dues = [first + sum(ticks[:i]) for i in range(len(rows) + 1)]
+            ticks = (max(1, round(share * per_row)) for (share, *_) in message.lasts)
+            dues = list(itertools.accumulate(ticks, initial=first))
+        else:
+            dues = [first + round(i * per_row) for i in range(len(rows) + 1)]
         fresh = []
         for i, action in enumerate(rows):
             if dues[i] <= tick:

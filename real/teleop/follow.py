@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from real.robots.servos import knows
 from vla_rl.errors import UserError
 
 _AGAIN_S = 1.0  # that a leader rests after it was let go of, before it follows again
@@ -45,11 +46,7 @@ class Follower:
 
     def connect(self) -> None:
         """Raises `UserError` for a leader whose motors are of another kind."""
-        try:
-            tables = [self.bus.model_ctrl_table[m.model] for m in self.bus.motors.values()]
-        except (AttributeError, KeyError):
-            tables = [{}]
-        if not all("Torque_Limit" in table for table in tables):
+        if not knows(self.bus, "Torque_Limit"):
             raise UserError(
                 "this leader's motors take no limit of their torque, and so it cannot follow the "
                 "arm: leave out teleop.follows"

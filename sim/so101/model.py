@@ -29,9 +29,9 @@ def model_file() -> Path:
     return Path(found.submodule_search_locations[0]) / "assets" / _FILE
 
 
-def scene(table: bool = False) -> Any:
-    """The arm's `MjSpec`, to which a task may add; with a ``table`` at height 0. The jaws' pads and
-    the table touch things; the other parts touch nothing."""
+def scene() -> Any:
+    """The arm's `MjSpec`, to which a task may add. The jaws' pads touch things; the other parts touch
+    nothing."""
     import mujoco
 
     spec = mujoco.MjSpec.from_file(str(model_file()))
@@ -44,9 +44,6 @@ def scene(table: bool = False) -> Any:
             geom.contype = geom.conaffinity = 1
             geom.friction = [2.0, 0.02, 0.0005]
             geom.condim = 4
-    if table:
-        plane = spec.worldbody.add_geom(name="table", type=mujoco.mjtGeom.mjGEOM_PLANE)
-        plane.size, plane.rgba = [0.6, 0.6, 0.02], [0.55, 0.5, 0.45, 1.0]
     spec.worldbody.add_light(pos=[0.3, 0.3, 1.0], dir=[-0.2, -0.2, -1.0])
     return spec
 

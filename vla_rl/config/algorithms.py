@@ -313,48 +313,46 @@ class PPOConfig(Bounded, place="algorithm"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = "algorithm"
         self._check_vtrace()
         for name in ("warmup_iterations", "decay_iterations"):
             if getattr(self, name) and self.adaptive_learning_rate:
                 raise ConfigError(
-                    f"{own}.{name}={getattr(self, name)} and {own}.adaptive_learning_rate=true "
-                    "both set the learning rate; choose one"
+                    f"algorithm.{name}={getattr(self, name)} and "
+                    "algorithm.adaptive_learning_rate=true both set the learning rate; choose one"
                 )
         if len(self.reward_names) != len(self.reward_weights):
             raise ConfigError(
-                f"{own}.reward_names={list(self.reward_names)!r} and "
-                f"{own}.reward_weights={list(self.reward_weights)!r} differ in length; give one "
-                "weight per name"
+                f"algorithm.reward_names={list(self.reward_names)!r} and "
+                f"algorithm.reward_weights={list(self.reward_weights)!r} differ in length; give "
+                "one weight per name"
             )
         if self.decouple_rewards and self.advantage != "grpo":
             raise ConfigError(
-                f"{own}.decouple_rewards=true (GDPO) needs {own}.advantage=grpo, got "
+                f"algorithm.decouple_rewards=true (GDPO) needs algorithm.advantage=grpo, got "
                 f"{self.advantage!r}"
             )
         if self.decouple_rewards and self.group_scale == "running_std":
             raise ConfigError(
-                f"{own}.decouple_rewards=true cannot share one running_std between "
-                f"rewards; use {own}.group_scale=std"
+                "algorithm.decouple_rewards=true cannot share one running_std between "
+                "rewards; use algorithm.group_scale=std"
             )
         if self.adaptive_learning_rate and self.target_kl is None:
             raise ConfigError(
-                f"{own}.adaptive_learning_rate=true needs {own}.target_kl; set it (0.01 is a usual "
-                "start)"
+                "algorithm.adaptive_learning_rate=true needs algorithm.target_kl; set it (0.01 is "
+                "a usual start)"
             )
 
     def _check_vtrace(self) -> None:
-        own = "algorithm"
         if self.vtrace_c_cap > self.vtrace_rho_cap:
             raise ConfigError(
-                f"{own}.vtrace_c_cap={self.vtrace_c_cap:g} must be at most "
-                f"vtrace_rho_cap={self.vtrace_rho_cap:g}, or what comes later would be believed "
-                "more than what was seen"
+                f"algorithm.vtrace_c_cap={self.vtrace_c_cap:g} must be at most "
+                f"algorithm.vtrace_rho_cap={self.vtrace_rho_cap:g}, or what comes later would be "
+                "believed more than what was seen"
             )
         if self.advantage == "vtrace" and not self.recompute_old_log_prob:
             raise ConfigError(
-                f"{own}.advantage=vtrace weighs decisions by how likely they are now, which "
-                f"{own}.recompute_old_log_prob=false does not ask: use "
+                "algorithm.advantage=vtrace weighs decisions by how likely they are now, which "
+                "algorithm.recompute_old_log_prob=false does not ask: use "
                 "recompute_old_log_prob=true, or advantage=gae"
             )
 

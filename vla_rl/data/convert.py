@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.data.recording import bounds
 from vla_rl.errors import ConfigError
+from vla_rl.files import read_json
 from vla_rl.specs import OTHER, CameraSpec, EmbodimentSpec
 
 ACTIONS = ("as-recorded", "absolute", "delta")
@@ -45,6 +45,10 @@ class Conversion:
             raise ConfigError(f"--actions {self.actions}: use one of {', '.join(ACTIONS)}")
         if any(not 0 < weight < np.inf for weight in self.weights):
             raise ConfigError(f"--weights {' '.join(map(str, self.weights))} must be above 0")
+        if self.stride > 1 and self.actions == "delta":
+            raise ConfigError(
+                "--actions delta with --stride: the moves of the rows between are lost"
+            )
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ def open_source(path: Path, options: Options) -> Source:
     if not path.exists():
         raise DatasetError(f"{path}: there is no such file or folder")
     if (info := path / "meta" / "info.json").is_file():
-        version = str(json.loads(info.read_text(encoding="utf-8")).get("codebase_version"))
+        told = read_json(info, "fetch the dataset again", DatasetError)
+        version = str(told.get("codebase_version"))
         from vla_rl.data.foreign.lerobot_v2 import VERSIONS, LeRobotV2
 
         if version in VERSIONS:
@@ -149,8 +154,6 @@ def _turned(take: Take, source: Source, c: Conversion) -> Take:
     actions, (mine, its) = take.actions.copy(), np.array(pairs).T
     sign = 1.0 if c.actions == "absolute" else -1.0
     actions[:, mine] += sign * take.state[:, its]
-    if c.stride > 1 and c.actions == "delta":
-        raise ConfigError("--actions delta with --stride: the moves of the rows between are lost")
     return dataclasses.replace(take, actions=actions)
 
 
@@ -158,20 +161,12 @@ def _require_alike(sources: Sequence[Source]) -> None:
     first = sources[0]
     for other in sources[1:]:
         for word in ("fps", "state_names", "action_names"):
-            mine, its = _word(first, word), _word(other, word)
+            mine, its = getattr(first, word), getattr(other, word)
             if mine != its:
                 raise DatasetError(
                     f"{first.path} has {word} {mine}, and {other.path} {its}: only recordings of "
                     "one kind of robot are put together"
                 )
-
-
-def _word(source: Source, word: str) -> object:
-    return {
-        "fps": source.fps,
-        "state_names": source.state_names,
-        "action_names": source.action_names,
-    }[word]
 
 
 def _numbers(sources: Sequence[Source], c: Conversion) -> tuple[list[list[int]], np.ndarray]:

@@ -334,12 +334,11 @@ def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
 def bad_statistics(path: Path, widths: Mapping[str, int]) -> list[str]:
     """Which smallest and largest numbers in ``meta/stats.json`` are none, or not one for each of
     the ``widths`` {key: numbers} of the data."""
-    known = declared(path)
+    known, told = declared(path), _extremes(path)
     return [
         f"min and max of {key} are no two vectors of {width} finite numbers"
         for key, width in widths.items()
-        if key in _extremes(path)
-        and [len(x) for x in known.get(key, {}).get(_STATS, ())] != [width] * 2
+        if key in told and [len(x) for x in known.get(key, {}).get(_STATS, ())] != [width] * 2
     ]
 
 

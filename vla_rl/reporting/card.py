@@ -10,7 +10,8 @@ from typing import Any
 
 import vla_rl
 from vla_rl.errors import UserError
-from vla_rl.files import CONFIG, check_checkpoint, read_json
+from vla_rl.files import read_json
+from vla_rl.specs import EmbodimentSpec
 
 _REMEDY = "give the file that 'vla-rl eval CHECKPOINT --json FILE' wrote"
 
@@ -44,9 +45,14 @@ def measured(path: Path) -> list[Measured]:
     return [Measured(path.stem, document)]
 
 
-def card(checkpoint: Path, name: str, results: Sequence[Measured], licence: str) -> str:
-    """Markdown with the hub's YAML in front."""
-    config, robot = read_json(checkpoint / CONFIG, _REMEDY), check_checkpoint(checkpoint)
+def card(
+    config: Mapping[str, Any],
+    robot: EmbodimentSpec,
+    name: str,
+    results: Sequence[Measured],
+    licence: str,
+) -> str:
+    """Markdown with the hub's YAML in front; ``config`` is the checkpoint's."""
     kind = config["policy_type"]
     front = [
         "---", f"license: {licence}", "library_name: vla-rl", "pipeline_tag: robotics",

@@ -11,7 +11,7 @@ from pathlib import Path
 from vla_rl import build
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import ConfigError
-from vla_rl.files import replacing_file
+from vla_rl.files import write_whole
 
 _HZ = 50.0
 
@@ -41,10 +41,7 @@ def find(settings: SessionSettings, file: Path, seconds: float, say: Callable[[s
         arm.close()
     about = f"limits of {arm.name}, from {len(sweep.stamps)} measurements of a sweep by hand"
     units = arm.embodiment.action_units
-    with replacing_file(file) as part:
-        part.write_text(
-            build.attribute("real.sweep:as_file")(found, units, still, about), encoding="utf-8"
-        )
+    write_whole(file, build.attribute("real.sweep:as_file")(found, units, still, about))
     for name in still:
         say(f"{name} was not moved: it keeps its own ends and the slowest speed of the others")
     say(f"wrote {file}: halve the speeds for the first session")

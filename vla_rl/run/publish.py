@@ -46,9 +46,10 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
             f"--license {licence!r}: give a hub's word for it, such as apache-2.0, mit, gemma or "
             "other"
         )
-    check_checkpoint(checkpoint)
+    robot = check_checkpoint(checkpoint)
     folder = existing_checkpoint(checkpoint)
-    if base := read_json(folder / CONFIG, "use another checkpoint").get("frozen_base"):
+    config = read_json(folder / CONFIG, "use another checkpoint")
+    if base := config.get("frozen_base"):
         where = base.get("path") if isinstance(base, dict) else base
         raise UserError(
             f"{checkpoint} builds on frozen weights elsewhere ({where}), which whoever fetches it "
@@ -62,7 +63,7 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
     if (folder / WEIGHTS_INDEX).is_file():
         files.add(WEIGHTS_INDEX)
     found = [m for path in results or _of_run(checkpoint) for m in measured(path)]
-    return Package(name, folder, tuple(sorted(files)), card(folder, name, found, licence))
+    return Package(name, folder, tuple(sorted(files)), card(config, robot, name, found, licence))
 
 
 def _of_run(checkpoint: Path) -> list[Path]:

@@ -196,10 +196,11 @@ def make(
             by_seed.setdefault(seed, []).append((name, steps))
 
     def of_seed(seed: int, cores: list[int]) -> list[str]:
-        failed = []
+        failed, begun = [], False
         for name, steps in by_seed[seed]:
             log = folder / name / f"seed_{seed}.log"
-            ended = any(train(step, log, cores) for step in steps)
+            ended = any(train(step, log, cores) for step in (steps[-1:] if begun else steps))
+            begun = begun or not ended
             found = figure(frozen, folder, name, seed)
             if ended or found is None:
                 failed.append(f"{name}, seed {seed} (see {log})")

@@ -45,7 +45,8 @@ class WirePolicy(Policy):
         self._about: dict[str, Any] = {}  # what a server of this project says of itself
         self._wire.open()
         self._meet()
-        self._images = {**rows.camera_keys(embodiment), **config.images}
+        self._own_keys = rows.camera_keys(embodiment)
+        self._images = {**self._own_keys, **config.images}
         if unknown := sorted(set(config.images) - set(embodiment.camera_names)):
             raise ConfigError(
                 f"policy.images names the camera {unknown[0]!r}, and the env shows "
@@ -135,11 +136,11 @@ class WirePolicy(Policy):
             )
             valid = torch.ones(found.shape[:2], dtype=torch.bool)
             return PolicyOutput(ActionChunk(found, valid), torch.zeros(len(found)), {})
+        most = self._about["rows"]
         parts = [
             self._own(
                 seen[i : i + most], deterministic, None if seeds is None else seeds[i : i + most]
             )
-            for most in [self._about["rows"]]
             for i in range(0, len(seen), most)
         ]
         found, valid, log_prob = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -175,9 +176,7 @@ class WirePolicy(Policy):
     def _row(self, seen: SlotObservation) -> dict[str, Any]:
         c = self.config
         if self._about:  # (whose robot is this one)
-            return rows.written_row(
-                seen, rows.camera_keys(self.embodiment), rows.STATE, rows.PROMPT
-            )
+            return rows.written_row(seen, self._own_keys, rows.STATE, rows.PROMPT)
         return rows.written_row(seen, self._images, c.state, c.prompt, c.resize)
 
     @staticmethod

@@ -3,6 +3,7 @@ rows are as its own env shows them (`sim.libero_demos`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,9 +30,17 @@ def h5py_package() -> Any:
     return h5py
 
 
-def is_libero(file: Path) -> bool:
-    with h5py_package().File(file, "r") as opened:
-        attributes = opened["data"].attrs if "data" in opened else {}
+def opened(path: Path) -> Any:
+    """The file, to be read. Raises `DatasetError` for one that is no HDF5."""
+    try:
+        return h5py_package().File(path, "r")
+    except OSError as error:
+        raise DatasetError(f"{path} is no HDF5 file: {first_line(error)}") from None
+
+
+def is_libero(path: Path) -> bool:
+    with opened(path) as file:
+        attributes = file["data"].attrs if "data" in file else {}
         return "bddl_file_name" in attributes or "macros_image_convention" in attributes
 
 
@@ -43,8 +52,8 @@ class Robomimic:
     robot: str = ""
 
     def __init__(self, path: Path, options: Options):
-        self.path, self.options, self._h5 = path, options, h5py_package()
-        with self._opened() as file:
+        self.path, self.options = path, options
+        with opened(path) as file:
             if "data" not in file or not _demos(file["data"]):
                 raise DatasetError(f"{path} has no data/demo_N: it is none of robomimic's")
             data = file["data"]
@@ -68,14 +77,8 @@ class Robomimic:
             names = {key: options.ours(key).removesuffix("_image") for key in shown}
             self._cameras = {names[key]: key for key in shown if options.keeps(names[key])}
 
-    def _opened(self) -> Any:
-        try:
-            return self._h5.File(self.path, "r")
-        except OSError as error:
-            raise DatasetError(f"{self.path} is no HDF5 file: {first_line(error)}") from None
-
     def takes(self, pictures: bool = True) -> Iterator[Take]:
-        with self._opened() as file:
+        with opened(self.path) as file:
             for name in _demos(file["data"]):
                 demo = file["data"][name]
                 try:
@@ -113,7 +116,7 @@ class Libero:
         self.path, self.options = path, options
         self._form = build.attribute(_LIBERO)
         known = build.attribute("sim.libero_demos:CAMERAS")
-        with h5py_package().File(path, "r") as file:
+        with opened(path) as file:
             observed = file["data"][_demos(file["data"])[0]]["obs"]
             cameras = tuple(
                 CameraSpec(name, *observed[key].shape[1:3])
@@ -146,11 +149,12 @@ class Libero:
         )
 
     def takes(self, pictures: bool = True) -> Iterator[Take]:
-        for found in self._form.episodes(self.path, self._spec):
+        spec = self._spec if pictures else dataclasses.replace(self._spec, cameras=())
+        for found in self._form.episodes(self.path, spec):
             ours = {self.options.ours(name): frames for name, frames in found["images"].items()}
             yield Take(
                 found["name"],
-                ours if pictures else {},
+                ours,
                 found["proprio"],
                 found["actions"],
                 found["instruction"] or self.options.instruction,

@@ -14,6 +14,7 @@ from vla_rl.data.foreign.takes import Options, Take, colours, matrix
 from vla_rl.data.lerobot_format import DatasetError, av_package, pyarrow_package
 from vla_rl.data.lerobot_reader import flat_names
 from vla_rl.errors import first_line
+from vla_rl.files import read_json
 
 VERSIONS = ("v2.0", "v2.1")
 
@@ -23,7 +24,7 @@ class LeRobotV2:
 
     def __init__(self, path: Path, options: Options):
         self.path, self.options = path, options
-        self.info = json.loads(_text(path / "meta" / "info.json"))
+        self.info = read_json(path / "meta" / "info.json", "fetch the dataset again", DatasetError)
         self.robot = str(self.info.get("robot_type") or "")
         self.fps = float(self.info["fps"])
         features = self.info["features"]

@@ -41,9 +41,8 @@ class Rlds:
         features = self._builder.info.features["steps"]
         observed = list(features["observation"])
         self._state = options.theirs("observation.state", observed, _STATES, path)
-        named = [key for key, word in options.rename.items() if word == "action"]
         if features["action"].shape is None or len(features["action"].shape) != 1:
-            raise DatasetError(f"{path}: its action is no vector, and [a] is meant{named}")
+            raise DatasetError(f"{path}: its action is no vector, and [a] is meant")
         self.action_names = tuple(f"action_{i}" for i in range(features["action"].shape[0]))
         state = np.zeros((1, *features["observation"][self._state].shape))
         self.state_names = numbered(self._state, state.reshape(1, -1))
