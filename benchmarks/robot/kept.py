@@ -51,7 +51,13 @@ def _found(folder: Path) -> list[Path]:
 
 
 def _whole(path: Path) -> tuple[bytes, list[int]]:
-    if not path.exists():  # closed, and so renamed, since it was listed
-        path = path.with_name(path.name.removesuffix(OPEN))
-    places = [place for place, _ in scan(path)]
-    return path.read_bytes()[: places[-1] if places else 0], places
+    """The whole records of a journal and where each ends. A session may close the file, which renames
+    it, at any moment since it was listed."""
+    try:
+        data, places = path.read_bytes(), [place for place, _ in scan(path)]
+    except FileNotFoundError:
+        if not path.name.endswith(OPEN):
+            raise
+        return _whole(path.with_name(path.name.removesuffix(OPEN)))
+    places = [place for place in places if place <= len(data)]  # it grew between the two
+    return data[: places[-1] if places else 0], places

@@ -112,8 +112,11 @@ def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial
             f"output_dir={place}",
             "name=s",
         ]
-        with _command([*words, "robot.horizon=2000", "threads=1"], Path(place)) as launcher:
-            viewer = _moving(launcher, session, Path(place), delay)
+        command = [*words, "robot.horizon=2000", "threads=1"]
+        with (
+            _command(command, Path(place)) as launcher,
+            _moving(launcher, session, Path(place), delay) as viewer,
+        ):
             when = time.monotonic()
             launcher.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
             kept = Kept(session / "journal")
@@ -124,7 +127,6 @@ def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial
                 launcher.send_signal(signal.SIGINT)
             launcher.wait(END_S)
             _over(session)
-        viewer.client.close()
         return Trial(
             "launcher",
             how,
@@ -153,12 +155,11 @@ def learner_trial(how: str, start: Path, delay: float, folder: Path | None = Non
         more = ["robot.horizon=60", "threads=1", f"rl.concurrent.hang_seconds={HANG_S}", *_LEARN]
         with _command([*asked, *more], Path(place)) as launcher:
             session = out / "sessions" / "0001"
-            viewer = _moving(launcher, session, Path(place), delay)
-            victim, when = _learner(launcher.pid), time.monotonic()
-            os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-            kept = Kept(session / "journal")
-            paused = _watched(viewer)
-            viewer.client.close()
+            with _moving(launcher, session, Path(place), delay) as viewer:
+                victim, when = _learner(launcher.pid), time.monotonic()
+                os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+                kept = Kept(session / "journal")
+                paused = _watched(viewer)
             again = _again(launcher, victim) - when
             ended = launcher.wait(END_S)
             _over(session)
@@ -188,30 +189,34 @@ def _command(words: list[str], place: Path) -> Iterator[subprocess.Popen]:
             process.wait()
 
 
-def _moving(launcher: subprocess.Popen, session: Path, place: Path, delay: float) -> Operator:
+@contextlib.contextmanager
+def _moving(
+    launcher: subprocess.Popen, session: Path, place: Path, delay: float
+) -> Iterator[Operator]:
     """A viewer of the session, ``delay`` seconds after the policy began to move the arm, without a
     pause since. Raises `StartError`; `Busy` where it is in FAULT, which nobody here
     acknowledges."""
-    until, since = time.monotonic() + START_S, 0.0
-    viewer: Operator | None = None
-    while time.monotonic() < until and launcher.poll() is None:
+    until, viewer = time.monotonic() + START_S, None
+    while viewer is None and time.monotonic() < until and launcher.poll() is None:
         with contextlib.suppress(LinkError):
-            viewer = viewer or Operator(str(session / "run" / "s"), "viewer")
-        if viewer is None:
-            time.sleep(0.05)
-            continue
-        viewer.watch(0.02)
-        if viewer.state is not None and viewer.state.mode == "FAULT":
-            raise Busy(
-                "the arm was stopped before anything was struck: try again where this "
-                "machine has less to do"
-            )
-        if viewer.state is None or viewer.state.mode != "AUTO":
-            since = 0.0
-        elif viewer.state.policy:
-            since = since or time.monotonic()
-        if since and time.monotonic() - since >= delay:
-            return viewer
+            viewer = Operator(str(session / "run" / "s"), "viewer")
+        time.sleep(0.05)
+    with contextlib.closing(viewer.client) if viewer else contextlib.nullcontext():
+        since = 0.0
+        while viewer and time.monotonic() < until and launcher.poll() is None:
+            viewer.watch(0.02)
+            if viewer.state is not None and viewer.state.mode == "FAULT":
+                raise Busy(
+                    "the arm was stopped before anything was struck: try again where this "
+                    "machine has less to do"
+                )
+            if viewer.state is None or viewer.state.mode != "AUTO":
+                since = 0.0
+            elif viewer.state.policy:
+                since = since or time.monotonic()
+            if since and time.monotonic() - since >= delay:
+                yield viewer
+                return
     said = (place / "said.txt").read_text(encoding="utf-8", errors="replace")
     raise StartError(f"the session did not get under way: {said[-1000:]}")
 
