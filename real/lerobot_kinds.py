@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from real.robots.servos import in_step
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, first_line
 
 _EXTRAS = {"scservo_sdk": "feetech", "dynamixel_sdk": "dynamixel"}  # of lerobot, by what it imports
@@ -52,7 +53,7 @@ def make(
             "third-party package in plugins"
         )
     try:
-        return made(_decoded(known[kind], what, kind, options))
+        device = made(_decoded(known[kind], what, kind, options))
     except ImportError as error:
         package, extra = _missing(error)
         way = (
@@ -63,6 +64,8 @@ def make(
         raise MissingDependency(
             f"lerobot's {what} {kind} needs the package {package}: {way}"
         ) from None
+    in_step(device)
+    return device
 
 
 def _missing(error: ImportError) -> tuple[str, str]:

@@ -316,6 +316,30 @@ def test_a_cable_that_is_out_is_a_lost_robot_that_holds_and_comes_back(driven):
     watched(arm, lambda m: m is not None and abs(m.joints[0] - asked[0]) < 2.0)
 
 
+def test_an_answer_that_comes_too_late_is_not_that_to_the_next_question(driven):
+    """Else each answer would be the one before, for as long as none is lost."""
+    arm, bus = driven
+    bus.strike(late=0.3)  # lerobot asks once more in the meantime
+    watched(arm, lambda measured: measured is not None)
+    time.sleep(0.3)
+    away = bus.angles
+    away[0] += 0.5
+    bus.lead(away, at_once=True)
+    assert abs(arm.observe().joints[0] - np.degrees(away[0])) < 2.0
+    bus.lead(None)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_an_answer_of_another_length_is_none(driven, monkeypatch, length):
+    """An SDK takes the checksum for its second byte, or leaves out what is too much."""
+    arm, bus = driven
+    answer = bus.chain._read
+    with monkeypatch.context() as patch, pytest.raises(RobotLost, match=f"sent {length} bytes"):
+        patch.setattr(bus.chain, "_read", lambda servo, at, _: answer(servo, at, length))
+        arm.observe()
+    assert arm.observe().errors == ()
+
+
 def test_what_a_servo_reports_is_a_fault(driven):
     """lerobot's sync_read passes over the error bits."""
     arm, bus = driven

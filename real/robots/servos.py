@@ -1,19 +1,25 @@
 """What lerobot leaves unsaid of the servos on an arm's bus: the errors that they report, whether
 one has let go, and a port that is not used again after its cable was out.
 
-lerobot's ``sync_read`` passes over the error bits of a status packet, and its SDKs keep a port
-marked as in use when a call ended by an exception.
+lerobot's ``sync_read`` passes over the error bits of a status packet. Its SDKs keep a port marked
+as in use when a call ended by an exception, keep what came too late as the answer to the next
+question, and so on to each that follows, and read beyond the end of one that is too short.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 ERRORS = {1: "voltage", 2: "angle sensor", 4: "too hot", 8: "current", 32: "overload"}  # Feetech's
 LET_GO = "has let go"
 _LOOK_S, _REOPEN_S = 0.25, 1.0  # between two looks at one register, and two tries at a port
+_CARRIED: dict[str, Callable[[list[int]], int]] = {  # parameters of a status packet, by the SDK
+    "scservo_sdk": lambda packet: packet[3] - 2,
+    "dynamixel_sdk": lambda packet: packet[5] + 256 * packet[6] - 4,  # protocol 2
+}
+# of a bus that is none of those whose makers' SDKs lerobot uses
 _BROKEN = (AttributeError, KeyError, TypeError, NotImplementedError)
 
 
@@ -66,6 +72,39 @@ class Servos:
             with contextlib.suppress(Exception):  # it is not there yet
                 bus.port_handler.closePort()
                 bus.port_handler.openPort()
+
+
+def in_step(device: Any) -> None:
+    """From now on each question to the motors of ``device``, an arm of lerobot or two, gets its own
+    answer: what came before it was asked is dropped, and an answer of another length is a
+    `ConnectionError`."""
+    for part in (device, *(vars(device).get(side) for side in ("left_arm", "right_arm"))):
+        bus: Any = vars(part).get("bus") if part is not None else None
+        with contextlib.suppress(*_BROKEN):  # another vendor's
+            _in_step(bus.port_handler, bus.packet_handler)
+
+
+def _in_step(port: Any, packets: Any) -> None:
+    carried = _CARRIED.get(type(packets).__module__.partition(".")[0])
+    clear, receive, read = port.clearPort, packets.rxPacket, packets.readRx
+    last: list[int] = []
+
+    def drop() -> None:  # called before each instruction
+        clear()
+        port.ser.reset_input_buffer()
+
+    def received(port: Any) -> Any:
+        nonlocal last
+        last, *more = receive(port)
+        return last, *more
+
+    def answer(port: Any, motor: int, length: int) -> Any:
+        found = read(port, motor, length)
+        if found[1] == 0 and carried is not None and (bytes_ := carried(last)) != length:
+            raise ConnectionError(f"motor {motor} sent {bytes_} bytes where {length} were asked")
+        return found
+
+    port.clearPort, packets.rxPacket, packets.readRx = drop, received, answer
 
 
 def knows(bus: Any, register: str) -> bool:

@@ -34,11 +34,13 @@ _POLL_S = 0.004
 @dataclass
 class Faults:
     """``lose`` and ``corrupt`` are the shares of status packets that never come, and of which a bit
-    is turned; ``deaf`` the share of instructions that no servo hears."""
+    is turned; ``deaf`` the share of instructions that no servo hears. The next
+    answers come ``late`` s after they would, once."""
 
     lose: float = 0.0
     corrupt: float = 0.0
     deaf: float = 0.0
+    late: float = 0.0
     seed: int = 0
 
 
@@ -200,6 +202,8 @@ class Bus:
             self._catch_up()
             reply = self.answer(data)
             if reply:
+                late, self.faults.late = self.faults.late, 0.0
+                time.sleep(late)
                 os.write(controller, reply)
 
     def _catch_up(self) -> None:

@@ -20,8 +20,8 @@ MOUNTED = {
 }
 HELP = """middle ARM: a hand brings it to the middle of its range   sweep ARM: through all of it
 hand ARM D D D D D D: there (degrees)                    off ARM: the hand lets go
-unplug ARM, plug ARM   sag ARM VOLTS   lose ARM SHARE   corrupt ARM SHARE   overload ARM MOTOR
-power ARM: off and on"""
+unplug ARM, plug ARM   sag ARM VOLTS   lose ARM SHARE   corrupt ARM SHARE   late ARM SECONDS
+overload ARM MOTOR   power ARM: off and on"""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def do(buses: dict[str, Bus], line: str) -> None:
         bus.plug()
     elif word == "sag":
         bus.sag(float(rest[0]))
-    elif word in ("lose", "corrupt"):
+    elif word in ("lose", "corrupt", "late"):
         bus.strike(**{word: float(rest[0])})
     elif word == "overload":
         bus.overload(NAMES.index(rest[0]))
