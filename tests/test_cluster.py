@@ -345,7 +345,8 @@ def test_what_a_user_can_mend_is_not_tried_again(ray_here, start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_node_with_other_code_is_named(ray_here, start, monkeypatch):
-    monkeypatch.setattr(worker_context, "versions", lambda: {"python": "3.11", "vla-rl": "another"})
+    here = worker_context.versions()
+    monkeypatch.setattr(worker_context, "versions", lambda: here | {"vla-rl": "another"})
     with (
         group_of(ray_here, start) as (group, _),
         pytest.raises(UserError, match="another vla-rl than this machine"),
