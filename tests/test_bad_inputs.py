@@ -256,6 +256,10 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("cluster=ray cluster.rollout=2", ("Did you mean 'cluster.rollouts'",)),
     ("cluster=ray cluster.placement=beside", ("'beside'", "free, colocated")),
     (
+        "cluster=ray cluster.learners=2 sft.offload_optimizer=true",
+        ("sft.offload_optimizer=true", "cluster.learners=2", "learner_mode=replicated"),
+    ),
+    (
         "cluster=ray cluster.placement=colocated",
         ("cluster.placement=colocated", "cluster.learners=1 or more"),
     ),

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
 from vla_rl.checks.options import check_run
-from vla_rl.cluster.learner import GroupLearner, _RankLost
+from vla_rl.cluster.learner import GroupLearner
+from vla_rl.cluster.rank_group import RankLost
 from vla_rl.cluster.session import alive_nodes
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
@@ -140,11 +141,11 @@ def test_a_rank_that_stands_still_is_noticed_in_an_update_of_any_length(monkeypa
     """One alone has no peers that would give up on it. Time is played: 2 s for each look."""
     clock = itertools.count(0.0, 2.0)
     monkeypatch.setattr(
-        "vla_rl.cluster.learner.time", SimpleNamespace(monotonic=lambda: next(clock))
+        "vla_rl.cluster.rank_group.time", SimpleNamespace(monotonic=lambda: next(clock))
     )
     learner = learner_of_ranks(FakeRay("a"), *(rank(*does) for does in ranks))
     with pytest.raises(
-        _RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update"
+        RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update"
     ) as caught:
         learner._all("update", limit=math.inf)
     assert caught.value.index == len(ranks) - 1 and next(clock) < 100
@@ -155,7 +156,7 @@ def test_a_lost_node_is_one_failure_whatever_dies_with_it(monkeypatch):
     knows; the third is good."""
     ray = FakeRay("a", "b")
     learner = learner_of_ranks(ray, most=2)
-    begun = iter([_RankLost(0, "the node died"), None])
+    begun = iter([RankLost(0, "the node died"), None])
 
     def begin() -> None:
         ray.alive.discard("b")
@@ -165,10 +166,10 @@ def test_a_lost_node_is_one_failure_whatever_dies_with_it(monkeypatch):
     monkeypatch.setattr(learner, "_begin", begin)
     monkeypatch.setattr(learner, "_load", lambda: None)
     monkeypatch.setattr(learner, "close", lambda: None)
-    learner._restart(_RankLost(1, "gloo: closed by peer"))
+    learner._restart(RankLost(1, "gloo: closed by peer"))
     assert learner._failures == 1 and learner.restarts == 2
     with pytest.raises(UserError, match=r"failed 2 times in a row \(cluster.max_failures=2\)"):
-        learner._restart(_RankLost(0, "no node is lost now"))
+        learner._restart(RankLost(0, "no node is lost now"))
 
 
 def test_a_replay_has_one_learner():

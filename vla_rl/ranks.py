@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,6 +73,10 @@ class Ranks:
         each = -(-count // self.size)
         rows = torch.arange(self.index * each, (self.index + 1) * each)
         return rows.clamp(max=count - 1), rows < count
+
+    def part(self, count: int) -> Part:
+        """`share` of a batch of ``count`` rows, for who has no others of them."""
+        return Part(self, count, *self.share(count))
 
     def share_of(self, owner: Tensor) -> tuple[Tensor, Tensor]:
         """As `share`, of rows of which each belongs to the rank ``owner`` int64 [count]: as many on
@@ -173,6 +178,28 @@ class Ranks:
 
     def _device(self) -> torch.device:
         return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ``rows`` int64 [k] of a batch of ``count`` that are on this rank; ``real`` bool [k] is
+    False where one only fills up (`Ranks.share`)."""
+
+    ranks: Ranks
+    count: int
+    rows: Tensor
+    real: Tensor
+
+    def of(self, drawn: Tensor) -> Tensor:
+        """Of what was drawn for all rows of the batch [count …], what is this rank's [k …]."""
+        return drawn if self.ranks.size == 1 else drawn[self.rows]
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean over all rows of the batch of what ranks have of it, ``x`` [k …].
+        Collective."""
+        if self.ranks.size == 1:
+            return x.mean(0)
+        return self.ranks.sum(x[self.real.to(x.device)].sum(0)) / self.count
 
 
 class _Total(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vla_rl.config.imitation import AugmentConfig
 from vla_rl.errors import ConfigError
+from vla_rl.ranks import Part, Ranks
 from vla_rl.types import EmbodimentSpec, Observation
 
 
@@ -72,35 +73,39 @@ def color_jitter(images: Tensor, brightness: Tensor, contrast: Tensor) -> Tensor
 
 
 def augment(
-    observation: Observation, config: AugmentConfig, generator: torch.Generator
+    observation: Observation,
+    config: AugmentConfig,
+    generator: torch.Generator,
+    part: Part | None = None,
 ) -> Observation:
     """Augmented copy of an observation; each row, and of images each camera, draws its own change.
+    ``part``: the batch that these rows are of, where other ranks have the others; a row then
+    changes as it does where all of them are here.
 
     Rows whose proprioception is hidden get the batch's mean, so that they must be read from their
     images. Otherwise a policy learns to go on the way that the arm's own pose gives away, and has
     little to go by as an episode begins (causal confusion, de Haan et al. 2019, arXiv 1905.11979).
     """
-    images = {}
+    part = part or Ranks().part(len(observation))
+    b, images = part.count, {}
     for name, x in observation.images.items():
-        b = x.shape[0]
         if config.crop > 0:
             scale = 1.0 - config.crop * torch.rand(b, generator=generator)
-            x = random_crop(x, scale, torch.rand(b, 2, generator=generator))
+            x = random_crop(x, part.of(scale), part.of(torch.rand(b, 2, generator=generator)))
         if config.shift > 0:
-            x = random_shift(
-                x, torch.randint(-config.shift, config.shift + 1, (b, 2), generator=generator)
-            )
+            offsets = torch.randint(-config.shift, config.shift + 1, (b, 2), generator=generator)
+            x = random_shift(x, part.of(offsets))
         if config.brightness > 0 or config.contrast > 0:
             x = color_jitter(
                 x,
-                _uniform(b, config.brightness, generator),
-                _uniform(b, config.contrast, generator),
+                part.of(_uniform(b, config.brightness, generator)),
+                part.of(_uniform(b, config.contrast, generator)),
             )
         images[name] = x
     proprio = observation.proprio
     if config.proprio > 0:
-        hidden = torch.rand(len(proprio), generator=generator) < config.proprio
-        proprio = torch.where(hidden.to(proprio.device)[:, None], proprio.mean(0), proprio)
+        hidden = part.of(torch.rand(b, generator=generator)) < config.proprio
+        proprio = torch.where(hidden.to(proprio.device)[:, None], part.mean(proprio), proprio)
     return replace(observation, images=images, proprio=proprio)
 
 

@@ -23,7 +23,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
-from vla_rl.ranks import Ranks
+from vla_rl.ranks import Part, Ranks
 from vla_rl.types import Observation
 
 Batch: TypeAlias = tuple[Observation, Tensor, Tensor] | tuple[Observation, Tensor, Tensor, Tensor]
@@ -36,6 +36,16 @@ class Sampler(Protocol):
     def next_batch(self) -> Batch:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool
         [b] which of them the policy sampled itself, where some are (`SelfImitatingPolicy`)."""
+        ...
+
+
+@runtime_checkable
+class PartSampler(Sampler, Protocol):
+    """A sampler of which each rank reads no more than its own rows."""
+
+    def next_part(self, ranks: Ranks) -> tuple[Tensor, tuple[Observation, Tensor, Tensor]]:
+        """What was drawn int64 [b], alike on all ranks, and of the batch `next_batch` this rank's
+        `Ranks.share`."""
         ...
 
 
@@ -62,7 +72,7 @@ class Imitation:
     """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time.
 
     Several ``ranks`` (by default those of this process's group) make one update together: each
-    draws and augments the same batch and runs the policy on its share of it.
+    draws the same batch, and reads and augments its share of it and runs the policy on that.
     """
 
     def __init__(
@@ -98,27 +108,16 @@ class Imitation:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
-        observation, actions, valid, *rest = self.sampler.next_batch()
-        own = rest[0] if rest and self.policy.imitates_itself else None
-        observation = observation.without_privileged()
+        observation, actions, valid, own, rank = self._drawn()
         if config.augment.mirror:
-            turned = torch.rand(len(observation), generator=self.generator) < config.augment.mirror
+            turned = rank.of(torch.rand(rank.count, generator=self.generator))
+            turned = turned < config.augment.mirror
             observation, actions = mirrored(observation, actions, self.policy.embodiment, turned)
             own = None if own is None else own & ~turned
-        observation = augment(observation, config.augment, self.generator)
+        observation = augment(observation, config.augment, self.generator, rank)
         sums: dict[str, float] = defaultdict(float)
-        total, weight_sum = torch.zeros((), device=device), valid.sum().clamp(min=1)
-        if self.ranks.size > 1:
-            self.ranks.require_same(
-                "demonstrations", len(observation), float(actions.double().sum())
-            )
-            share, real = self.ranks.share(len(observation))
-            observation, actions, valid = (
-                observation[share],
-                actions[share],
-                valid[share] & real[:, None],
-            )
-            own = None if own is None else own[share]
+        total = torch.zeros((), device=device)
+        weight_sum = self.ranks.sum(valid.sum()).clamp(min=1)
         autocast = config.autocast and device.type == "cuda"
         for rows in torch.arange(len(observation)).split(
             config.micro_batch_size or len(observation)
@@ -152,6 +151,28 @@ class Imitation:
         out["sft/skipped_updates"] = float(self.guard.skipped)
         out["sft/zero_gradients"] = float(self.guard.zero_gradients)
         return out if norm is None else out | {"sft/grad_norm": norm}
+
+    def _drawn(self) -> tuple[Observation, Tensor, Tensor, Tensor | None, Part]:
+        """This rank's rows of the next batch, which of them the policy sampled itself (None: not
+        asked for), and their `Part`; what only fills up is not valid."""
+        own = None
+        if self.ranks.size > 1 and isinstance(self.sampler, PartSampler):
+            drawn, (observation, actions, valid) = self.sampler.next_part(self.ranks)
+            self.ranks.require_same("draws", len(drawn), float(drawn.double().sum()))
+            part = self.ranks.part(len(drawn))
+        else:
+            observation, actions, valid, *rest = self.sampler.next_batch()
+            part = self.ranks.part(len(observation))
+            own = rest[0] if rest and self.policy.imitates_itself else None
+            if self.ranks.size > 1:
+                self.ranks.require_same("demonstrations", part.count, float(actions.double().sum()))
+                observation, actions, valid = (
+                    observation[part.rows],
+                    actions[part.rows],
+                    valid[part.rows],
+                )
+                own = None if own is None else own[part.rows]
+        return observation.without_privileged(), actions, valid & part.real[:, None], own, part
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights and the sampler's position. Needs no pickle."""

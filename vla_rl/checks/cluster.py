@@ -39,6 +39,18 @@ def check_cluster(config: RunConfig) -> None:
         require_times(config)
 
 
+def check_sft(config: RunConfig) -> None:
+    """Raise `UserError` where this run's SFT cannot be made by the learner ranks of a cluster."""
+    require_ray()
+    c = config.cluster
+    if config.sft.offload_optimizer and c.learners > 1 and c.learner_mode == "sharded":
+        raise ConfigError(
+            f"sft.offload_optimizer=true with cluster.learners={c.learners}: the optimiser's state "
+            "is spread over the ranks already (cluster.learner_mode=sharded). Leave it out, or use "
+            "cluster.learner_mode=replicated"
+        )
+
+
 def _check_ahead(config: RunConfig) -> None:
     mode = f"cluster.mode={config.cluster.mode}"
     if config.rl.dynamic_sampling:

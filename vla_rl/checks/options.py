@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vla_rl import build
-from vla_rl.checks.cluster import check_cluster
+from vla_rl.checks.cluster import check_cluster, check_sft
 from vla_rl.checks.data import (
     check_demonstrations,
     check_offline_replays,
@@ -39,6 +39,8 @@ def check_run(config: RunConfig) -> None:
                 "cannot be trained by imitation: use "
                 f"policy.type={' or '.join(build.policies_that_can('imitation'))}"
             )
+        if config.cluster_type == "ray" and config.cluster.has_ranks:
+            check_sft(config)
     if "offline" in config.phases:
         _check_offline(config)
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):

@@ -46,8 +46,9 @@ def _packages(run: Planned) -> None:
 
 
 def _room(run: Planned) -> None:
-    if "rl" in run.open_phases and run.config.cluster_type == "ray":
-        check_room(run.config)
+    c, phases = run.config, run.open_phases
+    if c.cluster_type == "ray" and ("rl" in phases or ("sft" in phases and c.cluster.has_ranks)):
+        check_room(c)
 
 
 # From what takes no time to what does; what names the folder comes before what reads it.

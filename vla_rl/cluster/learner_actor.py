@@ -1,88 +1,38 @@
-"""One rank of a learner group, inside an actor of Ray: the algorithm of a local run, on its
-share of every minibatch."""
+"""One rank of RL, inside an actor of Ray: the algorithm of a local run, on its share of every
+minibatch."""
 
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from vla_rl.assembly.context import Run
 from vla_rl.assembly.learner import learner_of, trained_policy
-from vla_rl.cluster import worker_context
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.payload import fetched
+from vla_rl.cluster.rank_actor import RankActor
 from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
-from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.options import AlgorithmClass, view
-from vla_rl.ranks import Ranks, gathered, load_full_state, shard
-from vla_rl.types import Held, RolloutBatch, TaskSpec
+from vla_rl.ranks import shard
+from vla_rl.types import Held, RolloutBatch
 
 
-@dataclass(frozen=True)
-class LearnerJob:
-    """What a rank is to do. ``timeout`` seconds the ranks wait for each other, ``mode`` is that
-    of `ranks.shard`."""
-
-    place: worker_context.WorkerContext
-    embodiment: dict[str, Any]
-    tasks: tuple[TaskSpec, ...]
-    privileged_dim: int
-    index: int
-    size: int
-    mode: str
-    timeout: float
-
-
-class LearnerActor:
+class LearnerActor(RankActor):
     """Rank ``job.index``. Every rank must be called alike: inside, they wait for each other."""
 
-    def __init__(self, job: LearnerJob) -> None:
-        self._job = job
-
-    def beat(self) -> None:
-        """A sign of life, from a thread of its own: it comes while an update goes on, and not from
-        a process that stands still."""
-
-    def hello(self) -> dict[str, Any]:
-        """Where it runs and with what; the main rank's address is where the others meet it."""
-        import ray
-
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        host = ray.util.get_node_ip_address()
-        return worker_context.hello() | {"address": f"tcp://{host}:{port}"}
-
-    def open(self, address: str) -> None:
-        """Meet the other ranks at ``address`` and build what learns. Raises `UserError` for what
-        the user can mend."""
-        job = self._job
-        run = job.place.enter(job.embodiment, job.tasks, job.privileged_dim)
-        backend = "nccl" if run.device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend,
-            init_method=address,
-            rank=job.index,
-            world_size=job.size,
-            timeout=timedelta(seconds=job.timeout),
-        )
-        self._ranks = Ranks.present()
-        torch.manual_seed(run.config.seed)
-        self._policy = shard(trained_policy(run), self._ranks, job.mode)
+    def _build(self, run: Run) -> None:
+        self._policy = shard(trained_policy(run), self._ranks, self._job.mode)
         learner = learner_of(run, self._policy)
         if not isinstance(learner, BatchLearner):
             raise ConfigError(
-                f"cluster.learners={job.size}: algorithm.type={run.config.algorithm_type} learns "
-                "from a replay, which one process has: use cluster.learners=0"
+                f"cluster.learners={self._job.size}: algorithm.type={run.config.algorithm_type} "
+                "learns from a replay, which one process has: use cluster.learners=0"
             )
         self._learner = learner
 
@@ -116,7 +66,7 @@ class LearnerActor:
             )
         metrics = self._learner.algorithm.update(batch, told["named"])
         metrics["cluster/bytes_rank"] = float(data.nbytes + received)
-        weights = {name: gathered(x.detach()) for name, x in learned_weights(self._policy).items()}
+        weights = self._weights()
         return metrics, packed({"weights": weights}) if self._ranks.is_main else None, []
 
     @staticmethod
@@ -137,10 +87,3 @@ class LearnerActor:
         """What the algorithm needs to go on, of the main rank."""
         state = self._learner.state_dict()
         return packed(state) if self._ranks.is_main else None
-
-    def load(self, data: np.ndarray) -> None:
-        """Go on from weights, and from a state if there is one."""
-        found = unpacked(data)
-        load_full_state(self._policy, {**self._policy.state_dict(), **found["weights"]})
-        if found["state"] is not None:
-            self._learner.load_state_dict(found["state"])

@@ -43,6 +43,10 @@ class LocalConfig:
     def ahead(self) -> int:
         return 0
 
+    @property
+    def has_ranks(self) -> bool:
+        return False
+
 
 @dataclass
 class RayConfig(Bounded, place="cluster"):
@@ -58,8 +62,8 @@ class RayConfig(Bounded, place="cluster"):
 
     ``reward_workers`` actors score episodes as they end (0: the driver does).
 
-    ``learners`` ranks, actors as well, make each update together (0: the driver learns), with their
-    weights spread ("sharded": FSDP2) or whole ("replicated").
+    ``learners`` ranks, actors as well, make each update of SFT and RL together (0: the driver
+    learns), with their weights spread ("sharded": FSDP2) or whole ("replicated").
 
     ``placement`` says which actors share a device (`placement.py`): ``free`` none, each is where
     Ray finds what it reserves; ``colocated`` a rank and those that act, which take turns;
@@ -219,3 +223,8 @@ class RayConfig(Bounded, place="cluster"):
     def ahead(self) -> int:
         """How many versions old a decision may be as it is learned from."""
         return MODES[self.mode] if self.max_staleness is None else self.max_staleness
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether learner ranks make the updates."""
+        return bool(self.learners) or self.placement == "auto"

@@ -19,6 +19,7 @@ from vla_rl.data.frames import StoredFrames
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError
+from vla_rl.ranks import Ranks
 from vla_rl.types import EmbodimentSpec, Observation
 
 _AHEAD = 4  # batches that are decoded while one is learned from
@@ -293,25 +294,35 @@ class DatasetSampler:
     ):
         self.dataset, self.batch_size, self.first_share = dataset, batch_size, first_share
         self.generator = torch.Generator().manual_seed(seed)
-        # each with the generator's state before it was drawn
-        self._coming: deque[tuple[Tensor, Future[Any]]] = deque()
+        # each with the generator's state before it was drawn, and what was drawn
+        self._coming: deque[tuple[Tensor, Tensor, Future[Any]]] = deque()
         self._pool = ThreadPoolExecutor(_AHEAD, "batches") if dataset.stays_on_disk else None
 
     def next_batch(self) -> tuple[Observation, Tensor, Tensor]:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]."""
+        return self.next_part(Ranks())[1]
+
+    def next_part(self, ranks: Ranks) -> tuple[Tensor, tuple[Observation, Tensor, Tensor]]:
+        """The control steps int64 [b] of the next batch, and `next_batch` of this rank's share of
+        them: its images alone are read."""
         if self._pool is None:
-            return self.dataset.sample(self.batch_size, self.generator, self.first_share)
+            drawn = self._draw()
+            return drawn, self.dataset.at(ranks.part(len(drawn)).of(drawn))
         while len(self._coming) <= _AHEAD:
-            before = self.generator.get_state()
-            rows = self.dataset.draw(self.batch_size, self.generator, self.first_share)
-            self._coming.append((before, self._pool.submit(self.dataset.at, rows)))
-        return self._coming.popleft()[1].result()
+            before, drawn = self.generator.get_state(), self._draw()
+            rows = ranks.part(len(drawn)).of(drawn)
+            self._coming.append((before, drawn, self._pool.submit(self.dataset.at, rows)))
+        _, drawn, batch = self._coming.popleft()
+        return drawn, batch.result()
+
+    def _draw(self) -> Tensor:
+        return self.dataset.draw(self.batch_size, self.generator, self.first_share)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._coming[0][0] if self._coming else self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for _, batch in self._coming:
+        for _, _, batch in self._coming:
             batch.cancel()
         self._coming.clear()
         self.generator.set_state(state["generator"].cpu())

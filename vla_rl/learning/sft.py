@@ -7,9 +7,9 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -22,6 +22,8 @@ from vla_rl.checkpoint import (
     restoring,
     save_checkpoint,
 )
+from vla_rl.config.imitation import ImitationConfig
+from vla_rl.interfaces import Policy
 from vla_rl.learning.counters import Counters
 from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.monitoring.progress import Progress
@@ -59,8 +61,50 @@ def postponed_interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+class SFTLearner(Protocol):
+    """Who makes the updates of SFT: this process, or ranks elsewhere."""
+
+    config: ImitationConfig
+
+    @property
+    def policy(self) -> Policy:
+        """With the weights of the last update."""
+        ...
+
+    def update(self) -> dict[str, float]:
+        """One optimiser step; metrics as of `Imitation.update`."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """``algorithm`` and ``sampler``: where to go on from."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """``policy`` has its weights by now."""
+        ...
+
+
+class OwnSFT:
+    """An `SFTLearner` of one process, or of one of several ranks that are called alike."""
+
+    def __init__(self, imitation: Imitation) -> None:
+        self._imitation, self._sampler = imitation, cast(ResumableSampler, imitation.sampler)
+        self.config, self.policy = imitation.config, imitation.policy
+        self.update = imitation.update
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "algorithm": self._imitation.state_dict(),
+            "sampler": self._sampler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._imitation.load_state_dict(state["algorithm"])
+        self._sampler.load_state_dict(state["sampler"])
+
+
 def train_sft(
-    imitation: Imitation,
+    learner: SFTLearner,
     *,
     folder: Path,
     logger: MetricsLogger,
@@ -69,7 +113,7 @@ def train_sft(
     first: tuple[Observation, Tensor, Tensor] | None = None,
     tasks: int = 1,
 ) -> Counters:
-    """Supervised fine-tuning (behaviour cloning) up to ``imitation.config.updates`` updates.
+    """Supervised fine-tuning (behaviour cloning) up to ``learner.config.updates`` updates.
 
     ``validation`` are decisions that are not trained on: with each checkpoint they show the loss
     and whether the policy looks at its images (`algorithms.validation.input_use`), and at the end a
@@ -79,23 +123,20 @@ def train_sft(
     after the present update; an existing one there is resumed.
     """
     counters = Counters()
-    sampler = cast(ResumableSampler, imitation.sampler)
-    policy = cast(Checkpointable, imitation.policy)
     if (folder / "training_state").exists():
-        load_weights(folder, imitation.policy)
+        load_weights(folder, learner.policy)
         state = load_training_state(folder)
         with restoring(folder):
-            imitation.load_state_dict(state["algorithm"])
-            sampler.load_state_dict(state["sampler"])
+            learner.load_state_dict(state)
             counters = Counters(**state["counters"])
-    total, every = imitation.config.updates, imitation.config.checkpoint_every
+    total, every = learner.config.updates, learner.config.checkpoint_every
     started = time.perf_counter() - counters.seconds
     with (
         progress.task("SFT", total, start=counters.iteration) as bar,
         postponed_interrupts() as interrupted,
     ):
         while counters.iteration < total:
-            metrics = imitation.update()
+            metrics = learner.update()
             counters.iteration += 1
             counters.seconds = time.perf_counter() - started
             last, stop = counters.iteration == total, interrupted()
@@ -103,8 +144,8 @@ def train_sft(
                 logger.log("sft", counters.iteration, metrics)
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
             if validation is not None and (counters.iteration % every == 0 or last):
-                use = input_use(imitation.policy, *validation) | {"tasks": float(tasks)}
-                use |= {} if first is None else {"first_loss": first_loss(imitation.policy, *first)}
+                use = input_use(learner.policy, *validation) | {"tasks": float(tasks)}
+                use |= {} if first is None else {"first_loss": first_loss(learner.policy, *first)}
                 logger.log(
                     "sft", counters.iteration, {f"validation/{name}": x for name, x in use.items()}
                 )
@@ -113,12 +154,8 @@ def train_sft(
                 if last and (warning := verdict(use)):
                     progress.say(f"warning: {warning}")
             if counters.iteration % every == 0 or last or stop:
-                state = {
-                    "algorithm": imitation.state_dict(),
-                    "sampler": sampler.state_dict(),
-                    "counters": dict(vars(counters)),
-                }
-                save_checkpoint(folder, policy, state)
+                state = learner.state_dict() | {"counters": dict(vars(counters))}
+                save_checkpoint(folder, cast(Checkpointable, learner.policy), state)
             if stop:
                 progress.say(f"SFT is saved at update {counters.iteration} of {total}")
                 break

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from vla_rl import build
-from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import ROWS
 from vla_rl.assembly.context import Run, imitated
-from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.imitation import imitation_of, new_policy
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.collect import collect_demonstrations
-from vla_rl.data.demonstrations import DatasetSampler
-from vla_rl.learning.sft import train_sft
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.learning.sft import OwnSFT, SFTLearner, train_sft
 from vla_rl.run.collect_policy import collect_with_policy
 
 
@@ -59,19 +57,27 @@ def phase_sft(run: Run) -> dict[str, Any]:
     if isinstance(run.env, RecordedEnv):
         run.progress.say(run.env.recording.said())
     dataset, validation, filtered = imitated(run)
-    torch.manual_seed(c.seed)
-    policy = build.implementation("policy", c.policy_type).from_statistics(
-        c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
-    )
-    policy.to(run.device).train()
-    sampler = DatasetSampler(dataset, c.sft.batch_size, c.seed, c.sft.first_share)
-    counters = train_sft(
-        Imitation(seeded(c.sft, c.seed), policy, sampler),
-        folder=run.dir / "checkpoints" / "sft",
-        logger=run.logger,
-        progress=run.progress,
-        validation=None if validation is None else validation.evenly(ROWS),
-        first=None if validation is None else validation.first(ROWS),
-        tasks=len({episode.task_id for episode in dataset.episodes}),
-    )
+    policy, tasks = new_policy(run, dataset), len({e.task_id for e in dataset.episodes})
+    with _learner(run, policy, dataset) as learner:
+        counters = train_sft(
+            learner,
+            folder=run.dir / "checkpoints" / "sft",
+            logger=run.logger,
+            progress=run.progress,
+            validation=None if validation is None else validation.evenly(ROWS),
+            first=None if validation is None else validation.first(ROWS),
+            tasks=tasks,
+        )
     return {"updates": counters.iteration, "seconds": counters.seconds, **filtered}
+
+
+@contextlib.contextmanager
+def _learner(run: Run, policy: Any, dataset: DemonstrationDataset) -> Iterator[SFTLearner]:
+    """Who makes the updates: this process, or the ranks of a cluster, which end with the block."""
+    if run.config.cluster_type != "ray" or not run.config.cluster.has_ranks:
+        yield OwnSFT(imitation_of(run, policy, dataset))
+        return
+    from vla_rl.cluster.imitation import ranks_for_sft
+
+    with ranks_for_sft(run, policy) as learner:
+        yield learner

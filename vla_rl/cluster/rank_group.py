@@ -1,0 +1,234 @@
+"""The learner ranks of a run as actors of Ray: started together, called alike, and all started anew
+where one is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.recorded_env import RecordedEnv
+from vla_rl.cluster.allocation import Allocation
+from vla_rl.cluster.group import store_full
+from vla_rl.cluster.packing import packed
+from vla_rl.cluster.rank_actor import RankActor, RankJob
+from vla_rl.cluster.session import alive_nodes, log_tail
+from vla_rl.cluster.worker_context import WorkerContext, require_same_code
+from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.learning.episode_queue import learned_weights
+
+_BEAT_S = 2.0
+
+T = TypeVar("T")
+
+
+class RankGroup:
+    """The ranks of ``seats``. ``policy`` is the driver's own, which learning changes. Raises
+    `UserError` where they cannot be started."""
+
+    actor: ClassVar[type[RankActor]]
+    again: ClassVar[str]  # where all of them begin when one was lost
+
+    def __init__(self, seats: Allocation, run: Run, policy: Any) -> None:
+        self._ray, self._seats, self._run, self._policy = seats.ray, seats, run, policy
+        self._state: dict[str, Any] | None = None  # of what learns, at the last checkpoint
+        self._actors: list[Any] = []
+        self._hello: list[dict[str, Any]] = []
+        self._failures = self.restarts = 0
+        self._nodes = alive_nodes(self._ray)
+        c = seats.config
+        # (a part, that no other rank has)
+        own = c.placement == "colocated" or seats.options("learner", 0)["num_gpus"] >= 1
+        if c.learners > 1 and not own and run.device.type == "cuda":
+            raise ConfigError(
+                f"cluster.learners={c.learners} with cluster.learner_gpus={c.learner_gpus:g}: "
+                "ranks need a GPU each. Set cluster.learner_gpus=1, or device=cpu"
+            )
+        try:
+            self._begin()
+        except RankLost as lost:
+            self._restart(lost)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks."""
+        return [hello["pid"] for hello in self._hello]
+
+    def close(self) -> None:
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors, self._hello = [], []
+
+    def exchange(self, size: int) -> float:
+        """Seconds in which the slowest rank has the sum of ``size`` bytes over all of them."""
+        return max(self._surely(lambda: self._all("exchange", size)))
+
+    def _surely(self, action: Callable[[], T]) -> T:
+        """``action``, again and again where a rank is lost meanwhile."""
+        while True:
+            try:
+                return action()
+            except RankLost as lost:
+                self._restart(lost)
+
+    def _begin(self) -> None:
+        """Start all ranks, and have them build what they learn with."""
+        c, env = self._run.config, self._run.env
+        size = c.cluster.learners
+        job = RankJob(
+            WorkerContext.of(c, size),
+            None if isinstance(env, RecordedEnv) else env.embodiment.to_dict(),
+            tuple(env.tasks),
+            env.privileged_dim,
+            0,
+            size,
+            c.cluster.learner_mode,
+            c.cluster.hang_timeout,
+        )
+        self._actors = [
+            self._ray.remote(**self._seats.options("learner", i), concurrency_groups={"alive": 1})(
+                self.actor
+            ).remote(dataclasses.replace(job, index=i))
+            for i in range(size)
+        ]
+        self._hello = self._all("hello", limit=c.cluster.start_timeout)
+        for i, hello in enumerate(self._hello):
+            self._seats.sits("learner", i, self._ray.put(hello))
+        for hello in self._hello:
+            require_same_code(hello)
+        self._all("open", self._hello[0]["address"], limit=c.cluster.start_timeout)
+
+    def _load(self) -> None:
+        """All ranks go on from the driver's weights, and from the state if there is one."""
+        self._all(
+            "load",
+            self._put(packed({"weights": learned_weights(self._policy), "state": self._state})),
+        )
+
+    def _restart(self, lost: RankLost) -> None:
+        """All ranks anew. Raises `UserError` after too many failures in a row."""
+        while True:
+            before, self._nodes = self._nodes, alive_nodes(self._ray)
+            # A lost node takes a rank along, and then the one that Ray put there before it knew:
+            # that is one failure.
+            counted = self._failures > 0 and not before <= self._nodes
+            self._failures += 0 if counted else 1
+            self.restarts += 1
+            most = self._run.config.cluster.max_failures
+            if self._failures >= most:
+                tail = (
+                    log_tail(self._ray, self._hello[lost.index]["pid"])
+                    if lost.index < len(self._hello)
+                    else ""
+                )
+                raise UserError(
+                    f"learner ranks failed {self._failures} times in a row "
+                    f"(cluster.max_failures={most}). The last one: {lost}"
+                    + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
+                )
+            self._run.progress.say(
+                f"learner rank {lost.index} is lost ({first_line(lost)}); all {len(self._actors)} "
+                f"start again, {self.again}"
+            )
+            self.close()
+            try:
+                self._begin()
+                self._load()
+                return
+            except RankLost as again:
+                lost = again
+
+    def _put(self, data: Any) -> Any:
+        try:
+            return self._ray.put(data)
+        except (
+            self._ray.exceptions.ObjectStoreFullError,
+            self._ray.exceptions.OutOfDiskError,
+        ) as error:
+            raise store_full(error) from error
+
+    def _all(self, method: str, *given: Any, limit: float = 0.0) -> list[Any]:
+        """What every rank answers. Raises `RankLost` for one that died or hangs, and what a
+        rank raised."""
+        limit = limit or self._run.config.cluster.hang_timeout
+        calls = [getattr(actor, method).remote(*given) for actor in self._actors]
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + limit
+        pulse = (
+            _Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout)
+            if math.isinf(limit)
+            else None
+        )
+        while len(answers) < len(calls):
+            open_calls = {call: i for i, call in enumerate(calls) if i not in answers}
+            left = _BEAT_S if pulse else max(0.0, deadline - time.monotonic())
+            ready, _ = self._ray.wait(list(open_calls), num_returns=1, timeout=left)
+            if not ready and pulse:
+                if (silent := pulse.silent(open_calls.values())) is not None:
+                    limit = self._run.config.cluster.hang_timeout
+                    raise RankLost(
+                        silent,
+                        f"it gave no sign of life for {limit:g} s "
+                        f"(cluster.hang_timeout) in {method}",
+                    )
+                continue
+            if not ready:
+                why = f"{method} did not end within {limit:g} s{self._seats.because()}"
+                raise RankLost(min(open_calls.values()), why)
+            index = open_calls[ready[0]]
+            try:
+                answers[index] = self._ray.get(ready[0])
+            except self._ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                dead = self._dead()  # a rank that waited for one that died says so first
+                raise RankLost(
+                    index if dead is None else dead, f"{type(error.cause).__name__}: {error.cause}"
+                ) from None
+            except self._ray.exceptions.RayError as error:
+                raise RankLost(index, f"{type(error).__name__}: {first_line(error)}") from None
+        return [answers[i] for i in range(len(calls))]
+
+    def _dead(self) -> int | None:
+        """The first rank that does not answer for being dead."""
+        for i, hello in enumerate(self._hello):
+            if hello["host"] == os.uname().nodename and not os.path.exists(f"/proc/{hello['pid']}"):
+                return i
+        return None
+
+
+class _Pulse:
+    """Signs of life of ranks that are at work: each is asked for the next one as it gave the
+    last."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any], limit: float) -> None:
+        self._ray, self._actors, self._limit = ray, actors, limit
+        self._asked = [self._ask(actor) for actor in actors]
+        self._heard = [time.monotonic()] * len(actors)
+
+    @staticmethod
+    def _ask(actor: Any) -> Any:
+        return actor.beat.options(concurrency_group="alive").remote()
+
+    def silent(self, ranks: Iterable[int]) -> int | None:
+        """The first of ``ranks`` that has been silent for too long. Whoever has answered is alive,
+        however long this process stood still itself."""
+        found = None
+        for i in ranks:
+            if self._ray.wait([self._asked[i]], timeout=0)[0]:
+                self._heard[i], self._asked[i] = time.monotonic(), self._ask(self._actors[i])
+            elif found is None and time.monotonic() - self._heard[i] > self._limit:
+                found = i
+        return found
+
+
+class RankLost(Exception):
+    """A rank died, hangs, or raised what no user can mend."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index = index
