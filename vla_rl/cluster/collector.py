@@ -4,6 +4,7 @@ the rewards stay here."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,7 +58,8 @@ class RayCollector(Collector):
     differently.
     """
 
-    def __init__(self, run: Run, policy: Any) -> None:
+    def __init__(self, run: Run, policy: Any, decisions: int = 0) -> None:
+        """``decisions``: after so many an episode is cut off (0: at its own end)."""
         config: Any = run.config.cluster
         self.policy = policy
         self._version: int | None = None
@@ -69,7 +71,8 @@ class RayCollector(Collector):
             self._status = StatusFile(run.dir / STATUS_FILE, self._describe)
             self._ages: dict[str, float] = {}
             self._seats, self._say, self._waits = seats, run.progress.say, ""
-            job, servers = job_of(run.config), None
+            job = dataclasses.replace(job_of(run.config), decisions=decisions)
+            servers = None
             if config.inference:
                 place = WorkerContext.of(run.config, config.inference, config.threads)
                 server = ServerJob(place, run.env.embodiment.to_dict(), job.prepared)

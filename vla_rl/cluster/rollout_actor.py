@@ -27,10 +27,10 @@ from vla_rl.cluster.inference import RemotePolicy
 from vla_rl.cluster.packing import unpacked_weights
 from vla_rl.cluster.payload import handed_out, light_state, split
 from vla_rl.errors import UserError
-from vla_rl.interfaces import Collector
+from vla_rl.interfaces import Collector, Env
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.rollout.engine import RolloutEngine
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, SlotEvent, Trajectory
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Job:
     # driver too)
     objects: int = 0
     patience: float = 300.0  # seconds that it waits for another server where its own is lost
+    decisions: int = 0  # after which an episode is cut off (0: at its own end)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,35 @@ class Taken:
     counts: tuple[int, ...] = ()  # episodes of each object
     light: np.ndarray | None = None  # `payload.light_state` of them, for a driver that fetches none
     running: float = 0.0  # seconds in which it had episodes, since it started
+
+
+class CutOff(Env):
+    """``env``, whose episodes are out of time after ``decisions`` decisions."""
+
+    def __init__(self, env: Any, decisions: int) -> None:
+        self._env, self._decisions = Env.of(env), decisions
+        self._left: dict[int, int] = {}  # slot → decisions
+        self.embodiment, self.tasks = env.embodiment, env.tasks
+        self.privileged_dim, self.num_slots = env.privileged_dim, env.num_slots
+
+    def start(self, slot: int, episode: EpisodeSpec) -> None:
+        self._left[slot] = self._decisions
+        self._env.start(slot, episode)
+
+    def step(self, slot: int, actions: np.ndarray) -> None:
+        self._left[slot] -= 1
+        self._env.step(slot, actions)
+
+    def poll(self, timeout: float | None = None) -> Sequence[SlotEvent]:
+        return [
+            event
+            if event.step is None or event.step.terminated or self._left[event.slot]
+            else dataclasses.replace(event, step=dataclasses.replace(event.step, truncated=True))
+            for event in self._env.poll(timeout)
+        ]
+
+    def close(self) -> None:
+        self._env.close()
 
 
 class RolloutActor:
@@ -93,7 +123,8 @@ class RolloutActor:
         policy = self._remote.open() if self._remote is not None else trained_policy(run)
         if self._job.prepared:
             policy.prepare_for_rl()
-        engine = RolloutEngine(run.env, policy, config.rollout)
+        env = CutOff(run.env, self._job.decisions) if self._job.decisions else run.env
+        engine = RolloutEngine(env, policy, config.rollout)
         engine.before_decision = self._before_decision
         self._run, self._policy, self._engine, self._mark = run, policy, engine, engine.mark()
         self._collector: Collector = build.implementation("collector", config.collector_type)(

@@ -10,7 +10,7 @@ from vla_rl.errors import ConfigError
 
 
 def add(command: Add) -> None:
-    """``vla-rl cluster plan`` and ``status``."""
+    """``vla-rl cluster plan``, ``check`` and ``status``."""
     cluster = command("cluster", None, "rollouts on several machines (cluster=ray)")
     kinds = cluster.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
@@ -39,6 +39,20 @@ def add(command: Add) -> None:
     )
     plan.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     add_overrides(plan, "the run, e.g. run=quickstart")
+
+    check = kinds.add_parser(
+        "check", help="before a long run: try its nodes, actors, links and one update"
+    )
+    check.set_defaults(function=run_check)
+    check.add_argument(
+        "--limit",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="wait so long for nodes and actors in all (default 120)",
+    )
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    add_overrides(check, "the run, e.g. run=quickstart cluster=ray cluster.learners=2")
 
     status = kinds.add_parser("status", help="who does what in a run with cluster=ray")
     status.set_defaults(function=run_status)
@@ -73,6 +87,23 @@ def run_plan(arguments: argparse.Namespace) -> None:
     )
     print(plan_text(plan))
     write_result(arguments.json, plan)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    from vla_rl.config import compose
+    from vla_rl.doctor.cluster import check_run_on_cluster
+    from vla_rl.doctor.machine import FAIL, listed
+
+    if not 10 <= arguments.limit <= 86400:
+        raise ConfigError(f"--limit {arguments.limit:g}: give 10 to 86400 seconds")
+    found = []
+    for check in check_run_on_cluster(compose(arguments.overrides), arguments.limit):
+        found.append(check)
+        print("\n".join(listed([check], width=12)), flush=True)
+    broken = list(dict.fromkeys(check.name for check in found if check.status == FAIL))
+    print(f"not in order: {', '.join(broken)}" if broken else "this cluster can do this run")
+    write_result(arguments.json, [vars(check) for check in found])
+    return int(bool(broken))
 
 
 def run_status(arguments: argparse.Namespace) -> None:

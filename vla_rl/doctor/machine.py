@@ -141,10 +141,11 @@ def exit_status(checks: Sequence[Check]) -> int:
     return int(any(by_name.get(name) != OK for name in CORE))
 
 
-def listed(checks: Sequence[Check]) -> list[str]:
-    """A line for each check, with the fix below what does not work."""
+def listed(checks: Sequence[Check], width: int = 0) -> list[str]:
+    """A line for each check, with the fix below what does not work; names take ``width``
+    characters, or as many as the longest."""
     marks = {OK: "✓", FAIL: "✗", MISSING: "–"}
-    width = max(len(c.name) for c in checks)
+    width = width or max(len(c.name) for c in checks)
     lines = []
     for c in checks:
         lines.append(f"{marks[c.status]} {c.name.ljust(width)}  {c.detail}")
