@@ -1,9 +1,12 @@
 """A task of LIBERO-PRO beside its own environment: run in a process of its own, as LIBERO's package
-has the same name (``python libero_pro_case.py libero_pro_spatial_swap/0``)."""
+has the same name (``python libero_pro_case.py libero_pro_spatial_swap/0``); ``--alone``: several
+tasks, of ours."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -11,35 +14,44 @@ from sim.libero.plain import WatchedEnv
 from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
 from vla_rl.specs import EpisodeSpec
+from vla_rl.types import Observation
 
 SIZE = 48
 
 
-def run(task: str) -> str:
-    """Both start from the first initial state and take eight control steps."""
+def run(task: str, beside: bool = True) -> str:
+    """Both start from the first initial state and take eight control steps; ours alone unless
+    ``beside``. What is said ends with a hash of the joints' positions and speeds after them."""
     suite, number = task.split("/")
     config = LiberoConfig(
         suite=suite, tasks=[number], camera_size=SIZE, init_states="official", rotate_images=False
     )
     simulator = LiberoSimulator(config)
+    actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 7)).astype(np.float32)
     started = simulator.start(0, EpisodeSpec(task, 0, split="held_out"))
-    plain = WatchedEnv(simulator.task(task), SIZE)
-    seen = plain.reset(0, official=0)
-    for observation, other in ((started, seen), (None, None)):
-        if observation is None:
-            actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 7)).astype(np.float32)
-            step = simulator.step(0, actions)
-            observation, other = step.observation, plain.run(actions)
-            assert step.success == bool(plain.success)
-        data = simulator.physics(0)
-        np.testing.assert_array_equal(data.qpos, plain.data.qpos)
-        np.testing.assert_array_equal(data.qvel, plain.data.qvel)
-        for name, picture in observation.images.items():
-            np.testing.assert_array_equal(picture, other[f"{name}_image"])
+    if beside:
+        plain = WatchedEnv(simulator.task(task), SIZE)
+        equal(simulator, plain, started, plain.reset(0, official=0))
+    step = simulator.step(0, actions)
+    if beside:
+        equal(simulator, plain, step.observation, plain.run(actions))
+        assert step.success == bool(plain.success)
+        plain.close()
+    data = simulator.physics(0)
+    states = hashlib.sha256(data.qpos.tobytes() + data.qvel.tobytes()).hexdigest()[:16]
     simulator.close()
-    plain.close()
-    return f"{task}: {len(data.qpos)} joint positions, {len(observation.images)} pictures equal"
+    return f"{task}: {len(data.qpos)} joints, {len(started.images)} pictures, {states}"
+
+
+def equal(simulator: LiberoSimulator, plain: WatchedEnv, ours: Observation, theirs: Any) -> None:
+    data = simulator.physics(0)
+    np.testing.assert_array_equal(data.qpos, plain.data.qpos)
+    np.testing.assert_array_equal(data.qvel, plain.data.qvel)
+    for name, picture in ours.images.items():
+        np.testing.assert_array_equal(picture, theirs[f"{name}_image"])
 
 
 if __name__ == "__main__":
-    print(run(sys.argv[1]))
+    alone, *names = sys.argv[1:] if sys.argv[1] == "--alone" else ["", *sys.argv[1:]]
+    for name in names:
+        print(run(name, beside=not alone))
