@@ -67,6 +67,11 @@ def is_cached(folder: Path) -> bool:
     return folder.parent.name == "snapshots" and (folder.parent.parent / "refs").is_dir()
 
 
+def cached_name(folder: Path) -> str:
+    """The name by which a hub has what lies in a folder of its cache; "" for another folder."""
+    return "/".join(folder.parent.parent.name.split("--")[1:]) if is_cached(folder) else ""
+
+
 def _command(text: str, kind: str) -> str:
     return f"vla-rl hub fetch {text}{' --dataset' if kind == DATASET else ''}"
 

@@ -119,7 +119,7 @@ def _limits(config: RunConfig, result: Mapping[str, Any], tasks: Sequence[str]) 
 def _demonstrations(config: RunConfig, folder: Path) -> dict[str, list[int]]:
     """Lengths of the successful demonstrations that the start was trained on, as far as they are
     at hand."""
-    places = [folder / "dataset", *([Path(config.dataset)] if config.dataset else [])]
+    places = [folder / "dataset", *map(Path, config.datasets)]
     if config.checkpoint:
         places.append(Path(config.checkpoint).parent.parent / "dataset")
     return next((found for place in places if (found := episode_lengths(place))), {})

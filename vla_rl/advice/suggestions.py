@@ -115,7 +115,7 @@ def less_exploration(config: RunConfig) -> str:
 def progress_reward(config: RunConfig, folder: Path) -> str:
     """How a new run from the same start goes on with progress where nothing succeeds."""
     start = config.checkpoint or folder / "checkpoints" / "sft"
-    data = config.dataset or (
+    data = config.one_dataset or (
         folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS"
     )
     return (

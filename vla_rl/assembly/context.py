@@ -195,14 +195,14 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
         return run.env.recording.demonstrations(c.policy.chunk_length, tasks, failures, disk)
     form = build.env_entry(c.env_type).demonstrations
     if not c.dataset or not form:
-        folder = Path(c.dataset) if c.dataset else run.dir / "dataset"
+        folder = Path(c.one_dataset) if c.dataset else run.dir / "dataset"
         choose, texts = None if failures else successes, run.asked if c.dataset else ()
         return load_demonstrations(
             folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts, disk=disk
         )
     return load_published(
         build.attribute(form),
-        c.dataset,
+        c.one_dataset,
         embodiment,
         c.policy.chunk_length,
         Wanted(run.asked, c.collect.episodes_per_task, c.collect.keep_noops, failures),

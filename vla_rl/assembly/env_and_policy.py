@@ -66,7 +66,9 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         env.recording.require(config.sft.failures or not imitated)
     elif config.dataset and not build.env_entry(config.env_type).demonstrations:
         texts = [text for task in tasks for text in task.instructions]
-        check_dataset(config.dataset, env.embodiment, texts, config.sft.failures or not imitated)
+        check_dataset(
+            config.one_dataset, env.embodiment, texts, config.sft.failures or not imitated
+        )
     if config.checkpoint:
         env.embodiment.require(
             check_checkpoint(Path(config.checkpoint)),

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.config import RunConfig
 from vla_rl.config.recording import RecordingConfig
-from vla_rl.data.recording import Recording, open_recording
+from vla_rl.data.mixture import Mixture, open_mixture
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Env
 from vla_rl.specs import EpisodeSpec, SlotEvent
@@ -31,7 +31,7 @@ class RecordedEnv(Env):
     repeatable = True
     busy_seconds = 0.0
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Mixture) -> None:
         self.recording = recording
         self.embodiment, self.tasks = recording.embodiment, recording.tasks
 
@@ -48,9 +48,10 @@ class RecordedEnv(Env):
 
 
 def open_recorded(config: RunConfig) -> RecordedEnv:
-    """The recording that ``dataset`` names; raises what `open_recording` does."""
+    """What ``dataset`` names; raises what `open_mixture` does."""
     if not config.dataset:
         raise ConfigError(
             "env=dataset is read from a recording, and none is named: give dataset=FOLDER"
         )
-    return RecordedEnv(open_recording(config.dataset, config.env))
+    weights = config.dataset.values() if isinstance(config.dataset, dict) else ()
+    return RecordedEnv(open_mixture(config.datasets, tuple(weights), config.env))

@@ -43,16 +43,15 @@ def check_demonstrations(config: RunConfig, has_data: bool) -> None:
             f"{asks} needs demonstrations, and this run has none: name those that the start was "
             f"trained on with dataset=FOLDER (with checkpoint= nothing is collected), or {remedy}"
         )
-    info = Path(config.dataset) / "meta" / "info.json"
-    if not config.dataset or not info.is_file():
-        return
-    features = files.read_json(info, _AGAIN).get("features")
-    if not isinstance(features, Mapping) or "sent" not in features:
-        raise ConfigError(
-            f"{asks}: {config.dataset} does not hold what was sent to the robot (the column "
-            "'sent', which scripted experts and collect.policy write): collect it anew, or "
-            f"{remedy}"
-        )
+    for dataset in config.datasets:
+        info = Path(dataset) / "meta" / "info.json"
+        features = files.read_json(info, _AGAIN).get("features") if info.is_file() else {"sent": {}}
+        if not isinstance(features, Mapping) or "sent" not in features:
+            raise ConfigError(
+                f"{asks}: {dataset} does not hold what was sent to the robot (the column "
+                "'sent', which scripted experts and collect.policy write): collect it anew, or "
+                f"{remedy}"
+            )
 
 
 def check_offline_replays(config: RunConfig) -> None:
@@ -97,8 +96,9 @@ def is_recording(config: RunConfig) -> bool:
 
 def check_recording(config: RunConfig) -> None:
     """Raise `ConfigError` where the env is a recording and none is named, or a phase would run
-    episodes in it."""
+    episodes in it; where it is none, for several datasets."""
     if not is_recording(config):
+        _ = config.one_dataset
         return
     if not config.dataset:
         raise ConfigError(
@@ -110,6 +110,13 @@ def check_recording(config: RunConfig) -> None:
             f"phases has {running[0]}, which runs episodes, and env=dataset is a recording without "
             f"a simulator: use run=sft, or phases=[{usable}] (with eval_actions: errors of actions "
             "on episodes that were kept out)"
+        )
+    others = [name for name in ("offline", "rl", "reward") if name in config.phases]
+    if isinstance(config.dataset, dict) and others:
+        raise ConfigError(
+            f"dataset={config.dataset} has weights, by which SFT draws its batches, and phases has "
+            f"{others[0]}, which takes all rows alike: name them without, dataset="
+            f"[{','.join(config.datasets)}]"
         )
     asks = {"rl.iterations": config.rl.iterations} if "rl" in config.phases else {}
     if "offline" in config.phases:

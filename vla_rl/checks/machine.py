@@ -40,7 +40,6 @@ def check_machine(config: RunConfig, parts: Iterable[Any]) -> None:
     for part in parts:
         if (check := methods(part).check_machine) is not None:
             check()
-    if config.dataset and next(Path(config.dataset).rglob("*.hdf5"), None):
-        require_packages(
-            "h5py", extra="libero", purpose=f"dataset={config.dataset}, which is HDF5,"
-        )
+    for dataset in config.datasets:
+        if next(Path(dataset).rglob("*.hdf5"), None):
+            require_packages("h5py", extra="libero", purpose=f"dataset={dataset}, which is HDF5,")

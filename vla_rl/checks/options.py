@@ -44,6 +44,7 @@ def check_run(config: RunConfig) -> None:
     if "offline" in config.phases:
         _check_offline(config)
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):
+        check_demonstrations(config, has_data(config))
         return
     if not config.checkpoint:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)

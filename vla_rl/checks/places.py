@@ -44,8 +44,8 @@ def check(run: Planned) -> None:
         return
     if config.checkpoint:
         files.check_checkpoint(_exists("checkpoint", config.checkpoint))
-    if config.dataset:
-        _exists("dataset", config.dataset)
+    for dataset in config.datasets:
+        _exists("dataset", dataset)
     if is_address(config.collect.policy):
         require_wire(f"collect.policy={config.collect.policy}")
     elif config.collect.policy:

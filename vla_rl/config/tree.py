@@ -21,6 +21,7 @@ from vla_rl.config.offline import OfflineConfig
 from vla_rl.config.overrides import EXAMPLE, dotlist, require_key_value
 from vla_rl.config.own_files import COMPONENTS
 from vla_rl.config.phases import PHASES, USUAL_PHASES
+from vla_rl.config.recording import as_datasets
 from vla_rl.config.run import CollectConfig, ReplayConfig, RLConfig, SlotsConfig, WandbConfig
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
@@ -85,7 +86,9 @@ class RunConfig(Bounded):
     checkpoint: str = ""  # start from this policy instead of phases collect and sft
     # of that policy's own config: its policy.* overrides
     policy_changes: dict[str, Any] = field(default_factory=dict)
-    dataset: str = ""  # train on this dataset instead of collecting one
+    # train on this dataset instead of collecting one. env=dataset also takes several of one robot:
+    # [A, B], all their rows alike, or {A: 3, B: 1}, how often each is drawn from
+    dataset: Any = ""
     # wandb=false is short for wandb.mode=off
     wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: bool = False  # event files in the run folder
@@ -119,8 +122,9 @@ class RunConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_phases()
-        for key in ("output_dir", "dataset", "checkpoint"):  # (no shell does it behind the key's =)
+        for key in ("output_dir", "checkpoint"):  # (no shell does it behind the key's =)
             setattr(self, key, os.path.expanduser(getattr(self, key)))
+        self.dataset = as_datasets(self.dataset, os.path.expanduser)
         if not self.output_dir.strip():
             raise ConfigError(
                 "output_dir is empty: name the folder that runs are kept in, such as "
@@ -165,6 +169,25 @@ class RunConfig(Bounded):
     @property
     def run_dir(self) -> Path:
         return Path(self.output_dir) / self.name
+
+    @property
+    def datasets(self) -> list[str]:
+        """All that ``dataset`` names."""
+        return (
+            [self.dataset] * bool(self.dataset)
+            if isinstance(self.dataset, str)
+            else [*self.dataset]
+        )
+
+    @property
+    def one_dataset(self) -> str:
+        """``dataset``, where no more than one may be named; else ConfigError."""
+        if len(self.datasets) > 1:
+            raise ConfigError(
+                f"dataset={self.dataset} names several, which env=dataset alone puts together: use "
+                "run=sft (or env=dataset), or make one of them with 'vla-rl data convert'"
+            )
+        return "".join(self.datasets)
 
 
 def with_policy_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -213,7 +236,8 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
     config = checked(RunConfig, tree, "")
     for key, value in groups.items():
         setattr(config, key, value)
-    config.checkpoint, config.dataset = located(config.checkpoint), located(config.dataset, DATASET)
+    config.checkpoint = located(config.checkpoint)
+    config.dataset = as_datasets(config.dataset, lambda name: located(name, DATASET))
     config.collect.policy = located(config.collect.policy)
     if view(config.policy, PolicyOptions).checkpoint:
         config.policy.checkpoint = located(config.policy.checkpoint)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.checks import DataCheck, Rows, as_success
-from vla_rl.data.frames import StoredFrames
+from vla_rl.data.frames import Frames, JoinedFrames, on_disk
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError
@@ -29,7 +29,7 @@ DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small t
 @dataclass(frozen=True)
 class DemonstrationEpisode:
     """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in
-    foreign datasets."""
+    foreign datasets. ``source``: which of several datasets it is from."""
 
     start: int
     length: int
@@ -37,6 +37,7 @@ class DemonstrationEpisode:
     success: bool | None = None
     task_id: str | None = None
     init_state_id: int | None = None
+    source: int = 0
 
 
 class DemonstrationDataset:
@@ -50,19 +51,27 @@ class DemonstrationDataset:
     the label stayed clean; None where that is not known. ``worth`` bool [n]: at which steps the
     decision is worth imitating, the only ones that are drawn; None: at all. ``notes``: what a
     reader found doubtful in them, or left out, a line each.
+
+    Of several datasets (`joined`) ``sources`` are the names, and ``weights`` how often each is
+    drawn from (of those that have steps to draw), all its steps alike; empty: all steps of all
+    alike. Statistics are of what is drawn so: its mean, deviation and quantiles, and the least and
+    greatest of all.
     """
 
     notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
     by_base: Tensor | None = None
     sent: Tensor | None = None
     _worth: Tensor | None = None
     _drawn: Tensor | None = None  # int64, the control steps that are worth it
+    _pools: list[Tensor] | None = None  # those of each dataset
 
     def __init__(
         self,
         embodiment: EmbodimentSpec,
-        images: Mapping[str, Tensor | StoredFrames],
+        images: Mapping[str, Frames],
         proprio: Tensor,
         actions: Tensor,
         instruction_index: Tensor,
@@ -82,10 +91,36 @@ class DemonstrationDataset:
         for e in episodes:
             self._end[e.start : e.start + e.length] = e.start + e.length
             self._age[e.start : e.start + e.length] = torch.arange(e.length)
+        self._count_statistics()
+
+    def _count_statistics(self) -> None:
+        mass = self._mass()
         self.statistics = {
-            key: _statistics(values)
-            for key, values in ((STATE_KEY, proprio), (ACTION_KEY, actions))
+            key: _statistics(values, mass)
+            for key, values in ((STATE_KEY, self.proprio), (ACTION_KEY, self.actions))
         }
+
+    def from_sources(self, names: Sequence[str], weights: Sequence[float]) -> DemonstrationDataset:
+        """This, whose episodes are of several datasets, and as often drawn."""
+        self.sources, self.weights = tuple(names), tuple(weights)
+        if weights:
+            self._count_statistics()
+        return self
+
+    def _source_of(self) -> Tensor:
+        """Which dataset each control step is of, int64 [n]."""
+        lengths = torch.tensor([e.length for e in self.episodes])
+        return torch.tensor([e.source for e in self.episodes]).repeat_interleave(lengths)
+
+    def _mass(self) -> np.ndarray | None:
+        """How often each control step is drawn [n], up to a factor; None: all alike."""
+        if not self.weights:
+            return None
+        source = self._source_of()
+        each = torch.tensor(self.weights, dtype=torch.float64) / source.bincount(
+            minlength=len(self.weights)
+        ).clamp(min=1)
+        return np.asarray(each[source])
 
     def __len__(self) -> int:
         """Control steps."""
@@ -109,6 +144,7 @@ class DemonstrationDataset:
     @worth.setter
     def worth(self, worth: Tensor | None) -> None:
         self._worth, self._drawn = worth, None if worth is None else torch.nonzero(worth).flatten()
+        self._pools = None
 
     def at(self, index: Tensor) -> tuple[Observation, Tensor, Tensor]:
         """Rows ``index`` int64 [b] → (Observation [b], actions float32 [b h a], valid bool [b h]).
@@ -162,7 +198,7 @@ class DemonstrationDataset:
         out.sent = None if self.sent is None else self.sent[index]
         out.worth = None if self.worth is None else self.worth[index]
         out.notes = self.notes
-        return out
+        return out.from_sources(self.sources, self.weights)
 
     def without_base(self) -> DemonstrationDataset:
         """Hybrid rollouts from where the frozen policy handed over. `DatasetError` where it is
@@ -190,7 +226,7 @@ class DemonstrationDataset:
             torch.tensor(self.embodiment.action_high),
         )
         out.actions = torch.clamp(self.sent, low, high)
-        out.statistics = self.statistics | {ACTION_KEY: _statistics(out.actions)}
+        out.statistics = self.statistics | {ACTION_KEY: _statistics(out.actions, self._mass())}
         return out
 
     def split(
@@ -198,14 +234,14 @@ class DemonstrationDataset:
     ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
         """What to train on, and the last ``validation_episodes`` of each task, which are kept out
         (at most ``largest_share`` of the task's; None where that leaves none). Tasks are told apart
-        by ``task_id``, else by instruction.
+        by ``task_id``, else by instruction, and by dataset.
 
         With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one
         whatever its share.
         """
-        by_task: dict[str, list[int]] = {}
+        by_task: dict[tuple[int, str], list[int]] = {}
         for i, e in enumerate(self.episodes):
-            by_task.setdefault(e.task_id or e.instruction, []).append(i)
+            by_task.setdefault((e.source, e.task_id or e.instruction), []).append(i)
         kept_out: set[int] = set()
         for number, rows in enumerate(by_task.values()):
             share = int(largest_share * len(rows))
@@ -240,9 +276,13 @@ class DemonstrationDataset:
     def draw(
         self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
     ) -> Tensor:
-        """``batch_size`` control steps int64, drawn uniformly with replacement, about
-        ``first_share`` of them from those that an episode's first decision covers."""
-        rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
+        """``batch_size`` control steps int64, drawn with replacement, uniformly or by ``weights``,
+        about ``first_share`` of them from those that an episode's first decision covers."""
+        if not self.weights:
+            rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
+        else:
+            self._pools = self._pools or self._by_source(self._of_drawn(torch.arange(self._count)))
+            rows = self._pick(self._pools, batch_size, generator)
         if first_share:
             first = self._of_drawn(torch.arange(self._count))
             first = first[self._age[first] < self.chunk_length]
@@ -250,9 +290,30 @@ class DemonstrationDataset:
                 first_share if len(first) else 0.0
             )
             if chosen.any():
-                rows[chosen] = first[
-                    torch.randint(len(first), (int(chosen.sum()),), generator=generator)
-                ]
+                pools = self._by_source(first) if self.weights else [first]
+                rows[chosen] = self._pick(pools, int(chosen.sum()), generator)
+        return rows
+
+    def _by_source(self, rows: Tensor) -> list[Tensor]:
+        source = self._source_of()[rows]
+        return [rows[source == i] for i in range(len(self.weights))]
+
+    def _pick(
+        self, pools: Sequence[Tensor], count: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """``count`` of the control steps in ``pools``: which pool by ``weights``, and in it all
+        alike."""
+        if len(pools) == 1:
+            return pools[0][torch.randint(len(pools[0]), (count,), generator=generator)]
+        weights = torch.tensor(self.weights, dtype=torch.float64)
+        weights = weights * torch.tensor([float(len(pool) > 0) for pool in pools])
+        which = torch.multinomial(weights, count, replacement=True, generator=generator)
+        rows = torch.empty(count, dtype=torch.long)
+        for i, pool in enumerate(pools):
+            mine = which == i
+            if len(pool):
+                places = torch.randint(len(pool), (int(mine.sum()),), generator=generator)
+                rows[mine] = pool[places]
         return rows
 
     def batches(
@@ -265,7 +326,7 @@ class DemonstrationDataset:
     @property
     def stays_on_disk(self) -> bool:
         """Whether pictures are decoded as they are drawn."""
-        return any(isinstance(frames, StoredFrames) for frames in self.images.values())
+        return any(on_disk(frames) for frames in self.images.values())
 
     @property
     def _count(self) -> int:
@@ -328,14 +389,50 @@ class DatasetSampler:
         self.generator.set_state(state["generator"].cpu())
 
 
-def _some(frames: Tensor | StoredFrames, index: Tensor) -> Tensor | StoredFrames:
-    return frames.subset(index) if isinstance(frames, StoredFrames) else frames[index]
+def joined(
+    parts: Sequence[DemonstrationDataset], names: Sequence[str], weights: Sequence[float] = ()
+) -> DemonstrationDataset:
+    """Datasets of one robot, of these names, as one; pictures stay where they are. ``weights`` as
+    of `DemonstrationDataset`."""
+    texts = list(dict.fromkeys(text for part in parts for text in part.instructions))
+    episodes, indices, start = [], [], 0
+    for number, part in enumerate(parts):
+        episodes += [
+            dataclasses.replace(e, start=start + e.start, source=number) for e in part.episodes
+        ]
+        own = torch.tensor([texts.index(text) for text in part.instructions])
+        indices.append(own[part._instruction_index])
+        start += len(part)
+    first = parts[0]
+    out = DemonstrationDataset(
+        first.embodiment,
+        {name: JoinedFrames.of([part.images[name] for part in parts]) for name in first.images},
+        torch.cat([part.proprio for part in parts]),
+        torch.cat([part.actions for part in parts]),
+        torch.cat(indices),
+        texts,
+        episodes,
+        first.chunk_length,
+    )
+    out.by_base = _of_all([part.by_base for part in parts])
+    out.sent = _of_all([part.sent for part in parts])
+    out.notes = tuple(note for part in parts for note in part.notes)
+    return out.from_sources(names, weights)
 
 
-def _statistics(values: Tensor) -> dict[str, np.ndarray]:
+def _of_all(known: Sequence[Tensor | None]) -> Tensor | None:
+    there = [values for values in known if values is not None]
+    return torch.cat(there) if len(there) == len(known) else None
+
+
+def _some(frames: Frames, index: Tensor) -> Frames:
+    return frames[index] if isinstance(frames, Tensor) else frames.subset(index)
+
+
+def _statistics(values: Tensor, mass: np.ndarray | None = None) -> dict[str, np.ndarray]:
     return {
         k: v.astype(np.float32)
-        for k, v in feature_statistics(values.numpy()).items()
+        for k, v in feature_statistics(values.numpy(), mass).items()
         if k != "count"
     }
 

@@ -120,6 +120,53 @@ class StoredFrames:
             done.result()
 
 
+class JoinedFrames:
+    """Pictures uint8 [n H W 3] of several ``parts``, each in memory or on the disk, as one: row i is
+    row ``row_of[i]`` of part ``part_of[i]`` (int64 [n])."""
+
+    dtype = torch.uint8
+
+    def __init__(self, parts: Sequence[Frames], part_of: Tensor, row_of: Tensor) -> None:
+        self.parts, self._part_of, self._row_of = tuple(parts), part_of, row_of
+
+    @classmethod
+    def of(cls, parts: Sequence[Frames]) -> JoinedFrames:
+        """One part after the other."""
+        sizes = torch.tensor([len(part) for part in parts])
+        rows = [torch.arange(size) for size in sizes.tolist()]
+        return cls(parts, torch.arange(len(parts)).repeat_interleave(sizes), torch.cat(rows))
+
+    def __len__(self) -> int:
+        return len(self._part_of)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self), *self.parts[0].shape[1:]))
+
+    def subset(self, index: Tensor) -> JoinedFrames:
+        """Rows ``index`` int64 [k], where they are."""
+        return JoinedFrames(self.parts, self._part_of[index], self._row_of[index])
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """uint8 [k H W 3] of rows ``index`` int64 [k]."""
+        part_of, row_of = self._part_of[index], self._row_of[index]
+        out = torch.empty((len(part_of), *self.shape[1:]), dtype=torch.uint8)
+        for number in part_of.unique().tolist():
+            mine = part_of == number
+            out[mine] = self.parts[number][row_of[mine]]
+        return out
+
+
+Frames = Tensor | StoredFrames | JoinedFrames
+
+
+def on_disk(frames: Frames) -> bool:
+    """Whether pictures are decoded as they are asked for."""
+    if isinstance(frames, JoinedFrames):
+        return any(on_disk(part) for part in frames.parts)
+    return isinstance(frames, StoredFrames)
+
+
 @dataclass
 class Kept:
     """Decoded pictures, until they fill ``most`` bytes. The first stay: rows are drawn at

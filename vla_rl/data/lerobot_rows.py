@@ -290,9 +290,9 @@ def read_rows(
                 "frame_index" in columns,
             )
             success = _success(row, None if flags is None else flags[start : start + n], path)
-            known = {k: row.get(k) for k in ("task_id", "init_state_id")}
+            known = (row.get("task_id"), row.get("init_state_id"))
             text = instructions[int(task_index[start])]
-            episodes.append(DemonstrationEpisode(start, n, text, success, **known))
+            episodes.append(DemonstrationEpisode(start, n, text, success, *known))
             kept.append(row)
         start += n
     if not episodes:

@@ -64,18 +64,36 @@ def encode_png(image: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", body) + part(b"IEND", b"")
 
 
-def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
+def feature_statistics(values: np.ndarray, mass: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Over rows of ``values`` [n d]: min, max, mean, std, q01, q10, q50, q90, q99 (each [d]) and
-    count [1]."""
+    count [1]. ``mass`` [n]: how often each row is drawn, for mean, std and quantiles (then the
+    least value that so large a part of what is drawn does not exceed); None: all alike."""
     values = np.asarray(values, np.float64).reshape(len(values), -1)
-    quantiles = np.quantile(values, QUANTILES, axis=0)
+    if mass is None:
+        quantiles, mean, std = np.quantile(values, QUANTILES, axis=0), values.mean(0), values.std(0)
+    else:
+        share = (mass / mass.sum())[:, None]
+        mean = (share * values).sum(0)
+        std = np.sqrt((share * (values - mean) ** 2).sum(0))
+        quantiles = _weighted_quantiles(values, share[:, 0])
     return {
         "min": values.min(0),
         "max": values.max(0),
-        "mean": values.mean(0),
-        "std": values.std(0),
+        "mean": mean,
+        "std": std,
         "count": np.array([len(values)]),
     } | {f"q{round(q * 100):02d}": row for q, row in zip(QUANTILES, quantiles, strict=True)}
+
+
+def _weighted_quantiles(values: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """[QUANTILES d] of ``values`` [n d], of whose rows each is ``share`` [n] of all."""
+    found = np.empty((len(QUANTILES), values.shape[1]))
+    for i, column in enumerate(values.T):
+        order = np.argsort(column, kind="stable")
+        up_to = share[order].cumsum()
+        at = np.searchsorted(up_to, np.array(QUANTILES) - 1e-12)
+        found[:, i] = column[order[np.minimum(at, len(order) - 1)]]
+    return found
 
 
 def image_statistics(histogram: np.ndarray, count: int) -> dict[str, np.ndarray]:

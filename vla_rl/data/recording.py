@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,24 @@ _NO_NAME = ("", "unknown", "none")
 @dataclass(frozen=True)
 class Keys:
     """What the dataset calls what is needed: ``vectors`` {ours: its}, ``cameras`` {our name: its
-    feature}."""
+    feature}, ``numbers`` {its name of a number of state or action: ours}."""
 
     vectors: Mapping[str, str]
     cameras: Mapping[str, str]
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """``meta/info.json`` with state and action under our names."""
+        """``meta/info.json`` with state and action, and their numbers, under our names."""
         features = dict(info["features"])
-        return {
-            **info,
-            "features": features | {ours: features[its] for ours, its in self.vectors.items()},
-        }
+        for ours, its in self.vectors.items():
+            features[ours] = features[its]
+            if names := flat_names(features[its].get("names")):
+                features[ours] = {**features[its], "names": list(self.called(names))}
+        return {**info, "features": features}
+
+    def called(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names of numbers, as ours."""
+        return tuple(self.numbers.get(name, name) for name in names)
 
 
 def keys_of(
@@ -73,16 +79,23 @@ def keys_of(
     """Which features are state, action and the ``cameras`` (empty: all that show colours); raises
     `DatasetError` where one is not there."""
     features = info["features"]
-    if unknown := [key for key in rename if key not in features]:
+    if unknown := [key for key in rename if key not in renamable(info)]:
         raise DatasetError(
             f"env.rename has {unknown[0]!r}, and {path} has only {', '.join(sorted(features))}: "
-            "name one of those"
+            "name one of those, or of their numbers"
         )
-    told = {ours: its for its, ours in rename.items()}
+    numbers = {key: ours for key, ours in rename.items() if key not in features}
+    told: dict[str, str] = {}
+    for its, ours in rename.items():
+        if its in features and told.setdefault(ours, its) != its:
+            raise DatasetError(
+                f"env.rename={dict(rename)} gives two keys of {path} the name {ours!r}: give each "
+                "its own"
+            )
     vectors = {}
     for ours, others in _ALIASES.items():
-        its = told.get(ours) or next((key for key in (ours, *others) if key in features), None)
-        if its is None:
+        its = told.get(ours) or next((key for key in (ours, *others) if key in features), "")
+        if not its:
             raise DatasetError(
                 f"{path} has no feature {ours}, only {', '.join(sorted(features))}: say which it "
                 f"is with 'env.rename={{KEY: {ours}}}'"
@@ -105,7 +118,26 @@ def keys_of(
             f"those, or give one that name with 'env.rename={{KEY: {missing[0]}}}' (its keys: "
             f"{', '.join(shown.values()) or 'none'})"
         )
-    return Keys(vectors, {name: shown[name] for name in (cameras or shown)})
+    keys = Keys(vectors, {name: shown[name] for name in (cameras or shown)}, numbers)
+    for its in vectors.values():
+        names = keys.called(flat_names(features[its].get("names")) or ())
+        if twice := [name for name in names if numbers and names.count(name) > 1]:
+            raise DatasetError(
+                f"env.rename={dict(rename)} gives two numbers of {its} the name {twice[0]!r}: give "
+                "each its own"
+            )
+    return keys
+
+
+def renamable(info: Mapping[str, Any]) -> set[str]:
+    """What ``env.rename`` may name: features, and the numbers of vectors."""
+    features = info["features"]
+    return {*features, *(n for f in features.values() for n in _numbers_of(f))}
+
+
+def _numbers_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
+    shown = feature.get("dtype") in ("image", "video")
+    return () if shown else flat_names(feature.get("names")) or ()
 
 
 def _camera_name(key: str) -> str:
@@ -127,11 +159,10 @@ def describe(
     vectors: Mapping[str, np.ndarray],
     config: RecordingConfig,
 ) -> EmbodimentSpec:
-    """The robot of a dataset that does not say which it is of: ``vectors`` {key: [n d]} bound
-    its actions."""
-    told = str(info.get("robot_type") or "")
-    name = config.name or (path.resolve().name if told.lower() in _NO_NAME else told)
-    names = {key: _names(info["features"][its], key) for key, its in keys.vectors.items()}
+    """The robot of a dataset that does not say which it is of, of ``info`` as `Keys.renamed`:
+    ``vectors`` {key: [n d]} bound its actions."""
+    name = config.name or robot_type(info) or path.resolve().name
+    names = {key: _names(info["features"][key], key) for key in keys.vectors}
     actions = names[ACTION_KEY]
     units = config.units or [AS_RECORDED]
     if len(units) not in (1, len(actions)):
@@ -157,6 +188,12 @@ def describe(
         proprio_names=names[STATE_KEY],
         **words,
     )
+
+
+def robot_type(info: Mapping[str, Any]) -> str:
+    """What the dataset calls its robot; "" where it does not."""
+    told = str(info.get("robot_type") or "")
+    return "" if told.lower() in _NO_NAME else told
 
 
 def bounds(actions: np.ndarray, margin: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -209,6 +246,11 @@ def known_robot(path: Path, config: RecordingConfig, keys: Keys) -> EmbodimentSp
             f"{missing[0]}}}', or leave it out with env.cameras=[...]"
         )
     changed: dict[str, Any] = {} if used == spec.cameras else {"cameras": used, "mirror": None}
+    if keys.numbers and not config.embodiment:
+        ours = {
+            word: keys.called(getattr(spec, word)) for word in ("action_names", "proprio_names")
+        }
+        changed |= {**ours, "mirror": None}
     told = {
         word: value
         for word in ("name", "frame", "rotation", "gripper")
@@ -357,7 +399,7 @@ def open_recording(path: str | Path, config: RecordingConfig) -> Recording:
         spec = known
         if spec is None:
             report.require()  # (what bounds would come of numbers that are none)
-            spec = describe(path, info, keys, rows.vectors, config)
+            spec = describe(path, ours, keys, rows.vectors, config)
     stride = stride_of(path, spec, wanted_hz, config.goals)
     if stride > 1:
         rows, spec = rows.every(stride), dataclasses.replace(spec, control_hz=wanted_hz)

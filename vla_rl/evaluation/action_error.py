@@ -41,12 +41,13 @@ def action_errors(
     actions it was trained on.
 
     Every control step of every episode in ``held_out`` but its first is a decision; of more than
-    ``rows`` those are taken that lie evenly. ``joints``: {name, unit, spread (standard deviation of
-    ``seen``), policy, and each of `GUESSES`} in the action's own unit, over the whole chunk; "hold"
-    is None where no number of the state has that name. ``steps``: the same by step of the chunk, in
-    spreads, as the mean over joints that move; ``table`` [h][a] in units. ``episodes``: {rows,
-    policy, guess} each, in spreads, with the guess that is best over all. ``traces``: of the first
-    episode, what was recorded and what the policy would do first.
+    ``rows`` those are taken that lie evenly, of several datasets as many of each. ``joints``:
+    {name, unit, spread (standard deviation of ``seen``), policy, and each of `GUESSES`} in the
+    action's own unit, over the whole chunk; "hold" is None where no number of the state has that
+    name. ``steps``: the same by step of the chunk, in spreads, as the mean over joints that move;
+    ``table`` [h][a] in units. ``episodes``: {rows, policy, guess} each, in spreads, with the guess
+    that is best over all; ``datasets``, of several: {dataset, episodes, decisions, policy, guess}
+    each. ``traces``: of the first episode, what was recorded and what the policy would do first.
     """
     index = _decisions(held_out, rows)
     chunk = held_out.chunk_length
@@ -86,10 +87,17 @@ def action_errors(
 
 def _decisions(dataset: DemonstrationDataset, rows: int) -> Tensor:
     """All control steps with one before them, or ``rows`` of them that lie evenly."""
-    every = torch.cat([torch.arange(e.start + 1, e.start + e.length) for e in dataset.episodes])
-    if len(every) <= rows:
-        return every
-    return every[torch.linspace(0, len(every) - 1, rows).round().long()]
+    parts: dict[int, list[Tensor]] = {}
+    for e in dataset.episodes:
+        parts.setdefault(e.source, []).append(torch.arange(e.start + 1, e.start + e.length))
+    each = rows // len(parts)
+    found = [torch.cat(part) for part in parts.values()]
+    if sum(map(len, found)) > rows:
+        found = [
+            part[torch.linspace(0, len(part) - 1, min(each, len(part))).round().long()]
+            for part in found
+        ]
+    return torch.cat(found)
 
 
 def _act(policy: Any, observation: Any, chunk: int) -> tuple[np.ndarray, Tensor]:
@@ -127,23 +135,32 @@ def _figures(
     overall = {name: _mean(e, weights, spread, moves, (0, 1, 2)) for name, e in errors.items()}
     guesses = {name: float(overall[name]) for name in GUESSES if not np.isnan(overall[name])}
     best = min(guesses, key=lambda name: guesses[name])
-    episodes = []
+
+    def both(mine: np.ndarray) -> dict[str, float]:
+        return {
+            word: float(_mean(errors[n][mine], weights[mine], spread, moves, (0, 1, 2)))
+            for word, n in (("policy", "policy"), ("guess", best))
+        }
+
+    episodes, source = [], np.zeros(len(index), np.int64)
     for number, e in enumerate(dataset.episodes):
         mine = ((index >= e.start) & (index < e.start + e.length)).numpy()
+        source[mine] = e.source
         if mine.any():
-            both = [
-                float(_mean(errors[n][mine], weights[mine], spread, moves, (0, 1, 2)))
-                for n in ("policy", best)
-            ]
+            task = e.task_id or e.instruction
             episodes.append(
-                {
-                    "episode": number,
-                    "task": e.task_id or e.instruction,
-                    "rows": int(mine.sum()),
-                    "policy": both[0],
-                    "guess": both[1],
-                }
+                {"episode": number, "task": task, "rows": int(mine.sum()), **both(mine)}
             )
+    datasets = [
+        {
+            "dataset": name,
+            "episodes": sum(e.source == number for e in dataset.episodes),
+            "decisions": int(mine.sum()),
+            **both(mine),
+        }
+        for number, name in enumerate(dataset.sources)
+        if (mine := source == number).any()
+    ]
     return {
         "decisions": len(index),
         "control_steps": len(dataset),
@@ -166,6 +183,7 @@ def _figures(
         "overall": {"policy": float(overall["policy"]), **guesses},
         "best_guess": best,
         "episodes": episodes,
+        **({"datasets": datasets} if datasets else {}),
     }
 
 
@@ -247,6 +265,11 @@ def table(found: dict[str, Any]) -> str:
         else [shown[i] for i in np.linspace(0, len(shown) - 1, 8).round().astype(int)]
     ):
         lines.append(f"{s['step'] + 1:>{width}}  " + "".join(_cell(s[c]) for c in columns))
+    for d in found.get("datasets", ()):
+        lines.append(
+            f"{d['dataset']}: off by {d['policy']:.2f} of the spread, {GUESSES[found['best_guess']]} "
+            f"by {d['guess']:.2f} ({d['episodes']} episodes, {d['decisions']} decisions)"
+        )
     return "\n".join(lines)
 
 

@@ -44,6 +44,9 @@ def _is_sound(figures: Any) -> bool:
             figures["held_out"],
             *(j[k] for j in joints for k in ("name", "unit")),
         ]
+        for d in figures.get("datasets", ()):
+            written += [d[key] for key in ("episodes", "decisions", "policy", "guess")]
+            texts.append(d["dataset"])
         guesses = [row.get(g) for row in (*joints, *steps) for g in _GUESSES]
         wide = {len(joints)} == {len(row) for row in (*traces["recorded"], *traces["predicted"])}
         numbers = all(isinstance(v, int | float) for v in written) and all(
@@ -124,8 +127,32 @@ def _of_policy(name: str, figures: Mapping[str, Any]) -> str:
     by_joint = f"<div><h3>Mean absolute error by joint</h3>{sections.table(heads, rows)}</div>"
     title = f"Are its actions right? ({words.evaluation(name)})"
     return sections.section(
-        title, lead, f'<div class="two">{by_joint}{_by_step(steps)}</div>', _traces(figures)
+        title,
+        lead,
+        f'<div class="two">{by_joint}{_by_step(steps)}</div>',
+        _by_dataset(figures.get("datasets", ())),
+        _traces(figures),
     )
+
+
+def _by_dataset(datasets: Sequence[Mapping[str, Any]]) -> str:
+    if not datasets:
+        return ""
+    rows = [
+        (
+            "" if d["policy"] < d["guess"] else "down",
+            [
+                escape(d["dataset"]),
+                f"<b>{short(d['policy'])}</b>",
+                short(d["guess"]),
+                str(d["episodes"]),
+                str(d["decisions"]),
+            ],
+        )
+        for d in datasets
+    ]
+    heads = ["", "policy", "best guess", "episodes", "decisions"]
+    return f"<h3>By dataset, in spreads of the action</h3>{sections.table(heads, rows)}"
 
 
 def _by_step(steps: Sequence[Mapping[str, Any]]) -> str:
