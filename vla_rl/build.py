@@ -134,6 +134,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             ("actor", "weighted", "imitation"),
         ),
     },
+    # policies around another, which a run makes of ``policy`` where its data ask for that
+    "around": {"relative": Entry("policies.relative:RelativePolicy")},
     "actor": {
         "none": Entry("vla_rl.build:no_component"),
         "residual": ActorEntry(
@@ -404,8 +406,9 @@ def implementation(group: str, name: str) -> Any:
 
 
 def policy_class(kind: str) -> Any:
-    """The class of a checkpoint's policy, which may be an actor with a policy beneath it."""
-    return implementation("actor" if kind in REGISTRY["actor"] else "policy", kind)
+    """The class of a checkpoint's policy, which may have another beneath it."""
+    groups = [group for group in ("actor", "around") if kind in REGISTRY[group]]
+    return implementation(groups[0] if groups else "policy", kind)
 
 
 def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:

@@ -74,10 +74,10 @@ class Checkpointable(Protocol):
     files)``, and may say where in ``data`` its own config stands by ``config_path`` (default:
     ``("config",)``).
 
-    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``) into
-    its own as ``base``, names its text files "base.NAME", and gets it, built, as a fourth argument
-    of ``from_config_dict``. It may leave that one's weights to its checkpoint,
-    the folder of which stands under ``base_key`` beside ``base`` then."""
+    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``, and its
+    ``embodiment`` where that is another) into its own as ``base``, names its text files "base.NAME",
+    and gets it, built, as a fourth argument of ``from_config_dict``. It may leave that one's weights
+    to its checkpoint, the folder of which stands under ``base_key`` beside ``base`` then."""
 
     policy_type: str
     embodiment: EmbodimentSpec
@@ -288,9 +288,9 @@ def _from_config(
     beneath = {
         name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")
     }
-    base = _from_config(
-        factory(config["base"]["policy_type"]), config["base"], embodiment, beneath, factory
-    )
+    below = config["base"]
+    spec = EmbodimentSpec.from_dict(below["embodiment"]) if "embodiment" in below else embodiment
+    base = _from_config(factory(below["policy_type"]), below, spec, beneath, factory)
     if view(kind, _Refers).base_key in config:
         load_weights(config[kind.base_key], base)
     return kind.from_config_dict(config, embodiment, own, base)

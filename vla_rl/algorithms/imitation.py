@@ -114,6 +114,7 @@ class Imitation:
             turned = turned < config.augment.mirror
             observation, actions = mirrored(observation, actions, self.policy.embodiment, turned)
             own = None if own is None else own & ~turned
+        actions = self.policy.targets(observation, actions)
         observation = augment(observation, config.augment, self.generator, rank)
         sums: dict[str, float] = defaultdict(float)
         total = torch.zeros((), device=device)

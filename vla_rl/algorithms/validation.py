@@ -85,6 +85,7 @@ def input_use(
         return total / max(count, 1.0)
 
     seen = observation.without_privileged()
+    actions = policy.targets(seen, actions)
     with evaluating(policy):
         true = loss(seen)
         figures = {"loss": true}
@@ -109,8 +110,9 @@ def input_use(
 def first_loss(policy: Policy, observation: Observation, actions: Tensor, valid: Tensor) -> float:
     """The imitation loss of the first decisions of episodes [n], where the arm has not yet gone
     anywhere."""
+    seen = observation.without_privileged()
     with evaluating(policy):
-        return float(policy.imitation_loss(observation.without_privileged(), actions, valid)[0])
+        return float(policy.imitation_loss(seen, policy.targets(seen, actions), valid)[0])
 
 
 def described(figures: Mapping[str, float]) -> str:

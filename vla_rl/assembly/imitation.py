@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 
 from vla_rl import build
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.env_and_policy import seeded
+from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset
+from vla_rl.data.recording import bounds
 
 
 def new_policy(run: Run, dataset: DemonstrationDataset) -> Any:
-    """The policy that SFT begins with, the same each time."""
-    c = run.config
+    """The policy that SFT begins with, the same each time, normalised by what it will learn."""
+    c, spec = run.config, run.env.embodiment
     torch.manual_seed(c.seed)
-    policy = build.implementation("policy", c.policy_type).from_statistics(
-        c.policy, run.env.embodiment, dataset.action_stats, dataset.proprio_stats
-    )
+    kind = build.implementation("policy", c.policy_type)
+    moved = run.env.moved if isinstance(run.env, RecordedEnv) else ()
+    if not moved:
+        policy = kind.from_statistics(c.policy, spec, dataset.action_stats, dataset.proprio_stats)
+        return policy.to(run.device).train()
+    found = dataset.moves(moved)
+    low, high = bounds(np.array([found["low"], found["high"]]), c.env.margin)
+    own = dataclasses.replace(spec, action_low=low, action_high=high, mirror=None)
+    base = kind.from_statistics(c.policy, own, found, dataset.proprio_stats)
+    policy = build.implementation("around", "relative")(base, spec, moved)
     return policy.to(run.device).train()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from vla_rl.config import RunConfig
 from vla_rl.config.recording import RecordingConfig
 from vla_rl.data.mixture import Mixture, open_mixture
+from vla_rl.data.recording import moved
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Env
 from vla_rl.specs import EpisodeSpec, SlotEvent
@@ -31,8 +32,8 @@ class RecordedEnv(Env):
     repeatable = True
     busy_seconds = 0.0
 
-    def __init__(self, recording: Mixture) -> None:
-        self.recording = recording
+    def __init__(self, recording: Mixture, moved: tuple[str, ...] = ()) -> None:
+        self.recording, self.moved = recording, moved  # the actions that are learned as moves
         self.embodiment, self.tasks = recording.embodiment, recording.tasks
 
     def start(self, slot: int, episode: EpisodeSpec) -> None:
@@ -54,4 +55,5 @@ def open_recorded(config: RunConfig) -> RecordedEnv:
             "env=dataset is read from a recording, and none is named: give dataset=FOLDER"
         )
     weights = config.dataset.values() if isinstance(config.dataset, dict) else ()
-    return RecordedEnv(open_mixture(config.datasets, tuple(weights), config.env))
+    recording = open_mixture(config.datasets, tuple(weights), config.env)
+    return RecordedEnv(recording, moved(recording.embodiment, config.env))

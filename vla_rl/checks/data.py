@@ -118,6 +118,8 @@ def check_recording(config: RunConfig) -> None:
             f"{others[0]}, which takes all rows alike: name them without, dataset="
             f"[{','.join(config.datasets)}]"
         )
+    if config.env.actions == "delta":
+        _check_moves(config)
     asks = {"rl.iterations": config.rl.iterations} if "rl" in config.phases else {}
     if "offline" in config.phases:
         asks |= {
@@ -135,6 +137,19 @@ def check_recording(config: RunConfig) -> None:
             "phases has rl, and env=dataset has no episodes but those that were recorded: learn "
             "from them before the first one with an algorithm that can (algorithm=iql "
             "algorithm.offline_updates=5000 rl.iterations=0), or leave rl out"
+        )
+
+
+def _check_moves(config: RunConfig) -> None:
+    if {"rl", "offline"} & set(config.phases):
+        raise ConfigError(
+            "env.actions=delta is SFT's, and phases has RL, which learns in the robot's own actions: "
+            "use env.actions=absolute, or leave RL out"
+        )
+    if any("use_relative_actions" in str(x) for x in vars(config.policy).get("options") or ()):
+        raise ConfigError(
+            "env.actions=delta and policy.options=[use_relative_actions:...] both count actions from "
+            "the state: leave one of them out"
         )
 
 

@@ -29,6 +29,7 @@ def add(command: Add) -> None:
     doctor.set_defaults(function=run_doctor)
 
     _add_limits(kinds)
+    _add_describe(kinds)
     so101.add(kinds, add_run, add_teach, add_learn)
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
@@ -180,6 +181,25 @@ def _add_limits(kinds: Any) -> None:
         "--seconds", type=float, default=0.0, metavar="S", help="default: until Enter is pressed"
     )
     add_overrides(limits, "the arm, e.g. robot=lerobot robot.type=so101_follower robot.port=PORT")
+
+
+def _add_describe(kinds: Any) -> None:
+    text = (
+        "write what an arm is (joints, units, ends, rate, cameras), for a training's env.embodiment"
+    )
+    describe = kinds.add_parser("describe", help=text, description=text)
+    describe.set_defaults(function=run_describe)
+    describe.add_argument("file", type=Path, metavar="FILE", help="the file to write, NAME.json")
+    add_overrides(
+        describe, "the arm and its cameras, as of a session: robot=lerobot robot.type=..."
+    )
+
+
+def run_describe(arguments: argparse.Namespace) -> None:
+    from vla_rl.config.robot import compose
+    from vla_rl.robot.describe import describe
+
+    describe(compose(arguments.overrides, moves=False), arguments.file, print)
 
 
 def run_limits(arguments: argparse.Namespace) -> None:

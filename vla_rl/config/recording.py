@@ -28,6 +28,10 @@ class RecordingConfig(Bounded, place="env"):
     ``control_hz`` takes every k-th row: its picture and state, and the last of the k actions, which
     is right where actions are goals, not moves or speeds. They are known to be goals where each is
     also a number of the state; ``goals`` says so where they are not named alike.
+
+    ``actions`` delta: SFT learns of each goal how far it is from the state in which its chunk
+    begins (openpi's convention), of those in ``keep`` the goal itself; what the policy acts are
+    goals again.
     """
 
     finds_cameras: ClassVar[bool] = True
@@ -55,6 +59,10 @@ class RecordingConfig(Bounded, place="env"):
     control_hz: float = bound(0.0, ge=0, lt=math.inf, hint="0: every row")
     # actions are goals, so that rows may be left out
     goals: bool = False
+    # absolute: as recorded; delta: learned as moves from the state as a chunk begins
+    actions: str = bound("absolute", choices=("absolute", "delta"))
+    # actions that stay as they are with delta, such as a gripper's
+    keep: list[str] = several([], once=True)
     # instruction of episodes that have none
     instruction: str = ""
 

@@ -23,6 +23,7 @@ from vla_rl.ranks import Ranks
 from vla_rl.types import EmbodimentSpec, Observation
 
 _AHEAD = 4  # batches that are decoded while one is learned from
+MOVES = 20_000  # chunks that statistics of moves are taken from
 DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small the share
 
 
@@ -153,9 +154,7 @@ class DemonstrationDataset:
         repeats and ``valid`` is False.
         """
         index = torch.as_tensor(index, dtype=torch.long)
-        steps = index[:, None] + torch.arange(self.chunk_length)
-        valid = steps < self._end[index][:, None]
-        steps = torch.minimum(steps, self._end[index][:, None] - 1)
+        steps, valid = self._chunks(index)
         observation = Observation(
             images={name: frames[index] for name, frames in self.images.items()},
             proprio=self.proprio[index],
@@ -164,6 +163,27 @@ class DemonstrationDataset:
             ),
         )
         return observation, self.actions[steps], valid
+
+    def _chunks(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """(control steps int64 [b h] of the chunks that begin at ``index``, which of them are there
+        [b h])."""
+        steps = index[:, None] + torch.arange(self.chunk_length)
+        last = self._end[index][:, None] - 1
+        return torch.minimum(steps, last), steps <= last
+
+    def moves(self, names: Sequence[str], rows: int = MOVES) -> dict[str, list[float]]:
+        """As `action_stats`, where ``names`` count from the state as their chunk begins: over all
+        steps of at most ``rows`` chunks that lie evenly."""
+        mine = [self.embodiment.action_names.index(name) for name in names]
+        its = [self.embodiment.proprio_names.index(name) for name in names]
+        index = torch.linspace(0, len(self) - 1, min(rows, len(self))).round().long()
+        steps, valid = self._chunks(index)
+        actions = self.actions[steps]
+        actions[..., mine] -= self.proprio[index][:, None, its]
+        mass = self._mass()
+        if mass is not None:
+            mass = np.repeat(mass[index.numpy()], valid.sum(1).numpy())
+        return short_statistics(_statistics(actions[valid], mass))
 
     def subset(self, keep: Sequence[Tensor | None]) -> DemonstrationDataset:
         """Only the control steps that ``keep`` marks: bool [length] per episode, or None to leave

@@ -346,7 +346,7 @@ class Recording:
         )
         if self.rows.stride > 1:
             line += (
-                f" (every {self.rows.stride}th of {float(self.info['fps']):g} Hz, with the last of "
+                f" (one row in {self.rows.stride} of {float(self.info['fps']):g} Hz, with the last of "
                 "their actions)"
             )
         if self.margin is not None:
@@ -432,6 +432,32 @@ def stride_of(path: Path, spec: EmbodimentSpec, wanted: float, goals: bool) -> i
             f"env.goals=true if each says where to go, or env.control_hz={hz:g}"
         )
     return stride
+
+
+def moved(spec: EmbodimentSpec, config: RecordingConfig) -> tuple[str, ...]:
+    """The actions that are learned as moves (``env.actions=delta``). Raises `ConfigError` for one
+    whose number the state does not have, or where there is none."""
+    if config.actions == "absolute":
+        if config.keep:
+            raise ConfigError(
+                f"env.keep={config.keep} is of env.actions=delta: set that, or leave it out"
+            )
+        return ()
+    if unknown := [name for name in config.keep if name not in spec.action_names]:
+        raise ConfigError(
+            f"env.keep has {unknown[0]!r}, and the actions are {', '.join(spec.action_names)}: "
+            "name those"
+        )
+    names = tuple(name for name in spec.action_names if name not in config.keep)
+    lacking = [name for name in names if name not in spec.proprio_names]
+    if lacking or not names:
+        raise ConfigError(
+            f"env.actions=delta: {lacking[0] if lacking else 'no action'} is "
+            f"{'no number of the state' if lacking else 'left to learn as a move'} (state: "
+            f"{', '.join(spec.proprio_names)}): name what stays as it is with env.keep=[...], give "
+            "numbers the state's names with env.rename, or use env.actions=absolute"
+        )
+    return names
 
 
 def load_whoever(path: str | Path, choose: Choose | None = None) -> DemonstrationDataset:

@@ -99,11 +99,16 @@ class Policy(Offering):
         return ()
 
     # ------------------------------------------------------------------ imitation: SFT, filtered BC
+    def targets(self, observation: Observation, actions: Tensor) -> Tensor:
+        """What `imitation_loss` is handed in place of ``actions`` [b h a] (physical units) that
+        were done on ``observation``, as it was before anything of it is hidden or exchanged."""
+        return actions
+
     def imitation_loss(
         self, observation: Observation, actions: Tensor, valid: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Scalar loss and metrics for chunks ``actions`` float32 [b h a] (physical units),
-        ``valid`` bool [b h].
+        """Scalar loss and metrics for chunks ``actions`` float32 [b h a] (physical units, as
+        `targets` has them), ``valid`` bool [b h].
 
         A policy that also offers features may take them as ``features``, and then encodes no
         image. With ``imitates_itself`` it takes ``own`` bool [b] too.

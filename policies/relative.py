@@ -1,0 +1,115 @@
+"""A policy whose chunk says how far from where the robot is: each action less the state that the
+chunk begins in, as openpi's ``DeltaActions`` has it (Physical Intelligence, openpi)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.errors import ConfigError
+from vla_rl.interfaces import Policy
+from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
+
+_BASE = "base."
+
+
+class RelativePolicy(nn.Module, Policy):
+    """``base``, whose actions ``names`` count from the state of the same name as its chunk begins;
+    what it acts are the robot's own actions, within their bounds. It offers imitation alone.
+
+    Raises `ConfigError` for a base that goes on with an old chunk, or leaves weights elsewhere.
+    """
+
+    policy_type = "relative"
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, base: Any, embodiment: EmbodimentSpec, names: Sequence[str]) -> None:
+        super().__init__()
+        base = Policy.of(base)
+        if "memory" in base.can or base.base_folder() is not None:
+            raise ConfigError(
+                f"env.actions=delta goes with no {type(base).__name__} that remembers its chunk, or "
+                "leaves frozen weights to another folder: use env.actions=absolute"
+            )
+        self.base: Any = base
+        self.embodiment, self.names = embodiment, tuple(names)
+        self.chunk_length = base.chunk_length
+        self._mine = [embodiment.action_names.index(name) for name in names]
+        self._its = [embodiment.proprio_names.index(name) for name in names]
+        for side, values in (("low", embodiment.action_low), ("high", embodiment.action_high)):
+            self.register_buffer(side, torch.tensor(values), persistent=False)
+
+    def _from(self, observation: Observation) -> Tensor:
+        """What its actions count from, [b 1 a]: 0 where they are the robot's own."""
+        state = observation.proprio.to(self.low)
+        origin = state.new_zeros(len(state), 1, len(self.low))
+        origin[:, 0, self._mine] = state[:, self._its]
+        return origin
+
+    def targets(self, observation: Observation, actions: Tensor) -> Tensor:
+        """See `vla_rl.interfaces.Policy`."""
+        return actions - self._from(observation).to(actions)
+
+    def act(
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
+    ) -> PolicyOutput:
+        """The base's chunk from where the robot is now."""
+        out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
+        actions = (out.chunk.actions + self._from(observation)).clamp(self.low, self.high)
+        return dataclasses.replace(out, chunk=ActionChunk(actions, out.chunk.valid), replay={})
+
+    def imitation_loss(
+        self, observation: Observation, actions: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The base's, of `targets`."""
+        loss: tuple[Tensor, dict[str, float]] = self.base.imitation_loss(
+            observation, actions, valid
+        )
+        return loss
+
+    @property
+    def executed_steps(self) -> int:
+        """See `vla_rl.interfaces.Policy`."""
+        return int(self.base.executed_steps)
+
+    def image_token_spread(self, observation: Observation) -> float | None:
+        """See `vla_rl.interfaces.Policy`."""
+        spread: float | None = self.base.image_token_spread(observation)
+        return spread
+
+    # ----------------------------------------------------------------------------------- checkpoint
+    def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.Policy`."""
+        own = {name.removeprefix(_BASE): value for name, value in weights.items()}
+        return {f"{_BASE}{name}": value for name, value in self.base.completed(own).items()}
+
+    def config_dict(self) -> dict[str, Any]:
+        beneath = {
+            "policy_type": self.base.policy_type,
+            "embodiment": self.base.embodiment.to_dict(),
+            **self.base.config_dict(),
+        }
+        return {"config": {"names": list(self.names)}, "base": beneath}
+
+    def extra_files(self) -> dict[str, str]:
+        return {f"{_BASE}{name}": text for name, text in self.base.extra_files().items()}
+
+    @classmethod
+    def from_config_dict(
+        cls,
+        data: Mapping[str, Any],
+        embodiment: EmbodimentSpec,
+        files: Mapping[str, str],
+        base: Any,
+    ) -> RelativePolicy:
+        """``base``: the policy that ``data["base"]`` describes, built."""
+        return cls(base, embodiment, data["config"]["names"])
