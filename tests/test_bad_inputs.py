@@ -732,7 +732,11 @@ DAMAGE += [
         ("info.json", gone, "not a LeRobotDataset folder"),
         ("info.json", folder, "info.json is a folder"),
         ("info.json", key("features", [1]), "info.json is damaged"),
-        ("info.json", key("codebase_version", "v2.1"), "version v2.1"),
+        (
+            "info.json",
+            key("codebase_version", "v2.1"),
+            "v2.1, and this reads v3. Convert it: vla-rl",
+        ),
         ("info.json", key("fps", "fast"), "incomplete or damaged"),
         ("info.json", key("features/action/names", ["up"]), "action names"),
         ("embodiment.json", emptied, "embodiment.json is damaged"),

@@ -44,11 +44,13 @@ def edited(path: Path, **info: Any) -> Path:
     return path
 
 
-def scaled(path: Path, factor: float) -> Path:
+def scaled(
+    path: Path, factor: float, keys: tuple[str, ...] = ("observation.state", "action")
+) -> Path:
     """With state and action in another unit."""
     for file in path.glob("data/*/*.parquet"):
         found = pq.read_table(file)
-        for key in ("observation.state", "action"):
+        for key in keys:
             rows = [[factor * x for x in row] for row in found[key].to_pylist()]
             place, kind = found.column_names.index(key), found.schema.field(key).type
             found = found.set_column(place, key, pa.array(rows, kind))
@@ -278,6 +280,11 @@ def test_rates_that_differ_are_brought_to_one(two, tmp_path):
             {"also": "so101"},
             r"is of the robot 'so101', and .* of 'koch': only recordings of one robot",
         ),
+        (
+            lambda path: edited(foreign(write(path)), names=["gripper.pos", "shoulder.pos"]),
+            {},
+            r"differ in action: .* write one of them anew in the order of the other",
+        ),
         (lambda path: write(path), {}, r"says which robot it is of, and .* does not: say that"),
         (
             lambda path: scaled(foreign(write(path)), np.pi / 180),
@@ -298,6 +305,24 @@ def test_what_is_not_of_one_robot_is_refused(two, tmp_path, made, options, said)
 def test_who_says_the_unit_is_believed(two, tmp_path):
     small = scaled(foreign(write(tmp_path / "small")), np.pi / 180)
     assert opened([two[0], small], units=["rad"]).embodiment.action_units == ("rad", "rad")
+
+
+def test_goals_in_another_unit_than_the_state_are_doubtful(tmp_path, capsys):
+    data = scaled(foreign(write(tmp_path / "d")), np.pi / 180, keys=("action",))
+    assert main(["data", "check", str(data)]) == 0
+    said = capsys.readouterr().out
+    assert "times less far than the state of the same names" in said and "radians" in said
+
+
+def test_whose_demonstrations_all_failed_is_said(tmp_path):
+    one, other = write(tmp_path / "one"), write(tmp_path / "other")
+    for file in other.glob("meta/episodes/*/*.parquet"):
+        found = pq.read_table(file)
+        place = found.column_names.index("success")
+        failed = pa.array([False] * len(found))
+        pq.write_table(found.set_column(place, "success", failed), file)
+    with pytest.raises(UserError, match=r"other: all 8 demonstrations are marked as failures"):
+        opened([one, other]).require(failures=False)
 
 
 def test_files_of_one_robot_agree_or_are_refused(tmp_path):

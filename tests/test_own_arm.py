@@ -91,6 +91,8 @@ def test_an_arm_is_described_without_being_opened(paper_arm, tmp_path, capsys):
     assert f"env.embodiment={file}" in capsys.readouterr().out
     assert main(["robot", "describe", str(file), *given, "cameras.wrist=opencv"]) == 2
     assert "has a camera of that name itself" in capsys.readouterr().err
+    assert main(["robot", "describe", "", "robot=fake"]) == 2
+    assert "names no file" in capsys.readouterr().err
     assert main(["robot", "describe", str(tmp_path / "p.json"), "robot=fake"]) == 0
     assert json.loads((tmp_path / "p.json").read_text())["name"] == "fake_point"
 

@@ -255,6 +255,19 @@ def test_names_that_other_tools_use(tmp_path, names):
         ),
         ({"control_hz": 60.0}, r"was recorded at 30 Hz, whose rows make no 60 Hz"),
         ({"embodiment": "nowhere"}, r"env.embodiment=nowhere has no embodiment.json"),
+        (
+            {"rename": {"action": "observation.state"}},
+            r"action of .* would be both state and action",
+        ),
+        (
+            {"rename": {"timestamp": "action"}},
+            r"timestamp of .* would be what the format itself needs",
+        ),
+        ({"rename": {"shoulder.pos": " "}}, r"env.rename gives 'shoulder.pos' an empty name"),
+        (
+            {"rename": {"shoulder.pos": "gripper.pos"}},
+            r"two numbers of observation.state the name 'gripper.pos'",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_clear_error(theirs, options, said):
@@ -271,6 +284,43 @@ def test_a_feature_that_is_missing_is_asked_for(tmp_path, key):
     ):
         opened(data)
     assert opened(data, rename={"joints": key}).embodiment.action_dim == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "said"),
+    [
+        ("action", [7], r"action has 2 numbers a row, and meta/info.json says \[7\]"),
+        ("action", None, r"says the shape None of action, and 1 sizes above 0 are needed"),
+        (
+            "observation.images.front",
+            [3],
+            r"says the shape \[3\] of observation.images.front, and 3",
+        ),
+        ("observation.images.front", ["a", 2, 3], r"says the shape \['a', 2, 3\] of"),
+    ],
+)
+def test_a_shape_that_is_none_is_said(tmp_path, key, shape, said):
+    data = foreign(write(tmp_path / "d"))
+    info = json.loads((data / "meta" / "info.json").read_text())
+    info["features"][key]["shape"] = shape
+    (data / "meta" / "info.json").write_text(json.dumps(info))
+    with pytest.raises(DatasetError, match=said):
+        opened(data)
+
+
+def test_a_policy_that_looks_needs_a_camera(tmp_path, capsys):
+    data = foreign(write(tmp_path / "d"))
+    info = json.loads((data / "meta" / "info.json").read_text())
+    for name in ("front", "wrist"):
+        info["features"][f"observation.images.{name}"]["info"] = {"is_depth_map": True}
+    (data / "meta" / "info.json").write_text(json.dumps(info))
+    run = ["train", "run=sft", f"dataset={data}", *SMALL, f"output_dir={tmp_path}", "name=blind"]
+    assert main(run) == 2
+    assert (
+        "d has no camera, and this policy looks at pictures: use policy=small"
+        in capsys.readouterr().err
+    )
+    assert main([*run, "policy=small"]) == 0
 
 
 def test_a_video_needs_a_decoder(tmp_path, monkeypatch):

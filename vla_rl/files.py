@@ -245,6 +245,8 @@ def replacing_file(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write to, which takes its place if the block succeeds and vanishes
     if it fails: a reader sees the old file or the new one, never half of it. An ``OSError`` on the
     way names ``path``."""
+    if not path.name:
+        raise UserError(f"{str(path)!r} names no file: give its name")
     part = path.with_name(f".{path.name}.part")
     try:
         yield part

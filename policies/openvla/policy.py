@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from policies.cameras import named_cameras
 from policies.normalization import VectorStats
 from policies.openvla import images as image_path
 from policies.openvla.checkpoint import (
@@ -1004,14 +1005,7 @@ class OpenVLAL1(OpenVLABase):
 
 
 def _chosen_cameras(config: OpenVLAConfig, embodiment: EmbodimentSpec) -> tuple[Any, ...]:
-    known = {camera.name: camera for camera in embodiment.cameras}
-    missing = [name for name in config.cameras if name not in known]
-    if missing or not known:
-        raise EmbodimentMismatch(
-            f"policy.cameras asks for {missing or 'cameras'} but embodiment {embodiment.name} has "
-            f"{list(known)}: name cameras of this embodiment"
-        )
-    return tuple(known[name] for name in config.cameras) or embodiment.cameras[:1]
+    return named_cameras(config.cameras, embodiment) or embodiment.cameras[:1]
 
 
 def random_source(config: OpenVLAConfig) -> Source:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from policies.cameras import named_cameras
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
 from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
@@ -106,14 +107,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
             self.value_mlp = mlp(self.config.llm_width, self.config.llm_width, 1, out_std=0.01)
 
     def _chosen_cameras(self) -> tuple[Any, ...]:
-        known = {camera.name: camera for camera in self.embodiment.cameras}
-        missing = [name for name in self.config.cameras if name not in known]
-        if missing or not known:
-            raise EmbodimentMismatch(
-                f"policy.cameras asks for {missing or 'cameras'} but embodiment "
-                f"{self.embodiment.name} has {list(known)}: name cameras of this embodiment"
-            )
-        return tuple(known[name] for name in self.config.cameras) or tuple(known.values())
+        return named_cameras(self.config.cameras, self.embodiment) or self.embodiment.cameras
 
     def _build_vision(self, d: int) -> None:
         config = self.config

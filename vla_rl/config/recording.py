@@ -66,6 +66,13 @@ class RecordingConfig(Bounded, place="env"):
     # instruction of episodes that have none
     instruction: str = ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if empty := [key for key, ours in self.rename.items() if not str(ours).strip()]:
+            raise ConfigError(
+                f"env.rename gives {empty[0]!r} an empty name: give it one, or leave it out"
+            )
+
 
 def as_datasets(told: Any, place: Callable[[str], str]) -> Any:
     """What ``dataset`` may be: one name, a list of names, or {name: weight}, each where ``place``

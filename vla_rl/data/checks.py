@@ -30,6 +30,9 @@ ROUNDING = 1e-5  # share of a number's range by which float32 arithmetic may lea
 # Share of a number's range by which it may lie beyond its bounds before it is refused: actions were
 # clipped by whoever executed them; labels with noise on top, and measured states, go further.
 LEEWAY = {ACTION_KEY: 0.1, SENT_KEY: 1.0, STATE_KEY: 0.5}
+# Of two recordings of one arm's joints, one that reaches so many times as far in most of them is in
+# another unit: degrees and radians differ by 57.
+OTHER_UNIT = 20.0
 _OFF, _WRONG = 0.1, 0.5  # shares of a control period by which a time stamp is doubtful, or refused
 
 
@@ -438,6 +441,26 @@ class DataCheck:
             if still and key in (ACTION_KEY, STATE_KEY):
                 what = f"{', '.join(still)} never {'changes' if len(still) == 1 else 'change'}"
                 self.note(WARNING, "constant", what, "Look whether it was recorded", key=key)
+        self._check_units()
+
+    def _check_units(self) -> None:
+        """Whether goals reach as far as the numbers of the state that have their names."""
+        asked, felt = self._names(ACTION_KEY), self._names(STATE_KEY)
+        both = [(asked.index(name), felt.index(name)) for name in asked if name in felt]
+        if not both or not {ACTION_KEY, STATE_KEY} <= self._spread.keys():
+            return
+        mine, its = np.array(both).T
+        reach = {key: high - low for key, (low, high) in self._spread.items()}
+        ratio = reaches(reach[ACTION_KEY][mine], reach[STATE_KEY][its])
+        if not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
+            less = "further" if ratio > 1 else "less far"
+            self.note(
+                WARNING,
+                "units",
+                f"it reaches {max(ratio, 1 / ratio):.3g} times {less} than the state of the same names",
+                "Look whether it is in another unit (degrees, radians), or moves, not goals",
+                key=ACTION_KEY,
+            )
 
     def _names(self, key: str) -> Sequence[str]:
         if self.embodiment is not None:
@@ -461,6 +484,12 @@ class DataCheck:
             ).reshape(-1, 2)
             found["the robot"] = (ranges[:, 0], ranges[:, 1])
         return found | dict(self.bounds.get(key, {}))
+
+
+def reaches(one: np.ndarray, two: np.ndarray) -> float:
+    """How many times as far ``one`` [d] reaches as ``two`` [d]: the median of what moves in both."""
+    moves = (one > 0) & (two > 0)
+    return float(np.median(one[moves] / two[moves])) if moves.any() else 1.0
 
 
 def as_success(value: Any) -> bool | None:

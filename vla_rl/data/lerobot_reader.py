@@ -362,11 +362,8 @@ def read_info(path: Path) -> dict[str, Any]:
     version = info["codebase_version"]
     if not version.startswith("v3."):
         raise DatasetError(
-            f"{path} is a LeRobotDataset of version {version}, and this reads v3. Convert it with "
-            "lerobot (its default would push to the hub): python -m "
-            "lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id "
-            f"local/{shlex.quote(path.resolve().name)} --root {shlex.quote(str(path))} "
-            "--push-to-hub=false"
+            f"{path} is a LeRobotDataset of version {version}, and this reads v3. Convert it: vla-rl "
+            f"data convert {shlex.quote(str(path))} NEW"
         )
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -274,6 +275,12 @@ def read_rows(
         if key in keys
         or (key == SENT_KEY and features[key].get("shape") == features[ACTION_KEY]["shape"])
     }
+    for key in keys:
+        width, said = vectors[key].shape[1], features[key].get("shape")
+        if sizes(said) and math.prod(sizes(said)) != width:
+            raise DatasetError(
+                f"{path}: {key} has {width} numbers a row, and meta/info.json says {said}. {_AGAIN}."
+            )
     task_index, instructions = _tasks(
         path, pa, _integers(table, "task_index", path)[places], episode[places]
     )
@@ -319,6 +326,12 @@ def read_rows(
         else None,
         empty=tuple(r["episode_index"] for r in meta if not counts[r["episode_index"]]),
     )
+
+
+def sizes(shape: Any) -> list[int]:
+    """A feature's shape; empty where it is none."""
+    known = isinstance(shape, list | tuple) and all(type(n) is int and n > 0 for n in shape)
+    return list(shape) if known else []
 
 
 def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.config.recording import RecordingConfig
+from vla_rl.data.checks import OTHER_UNIT, reaches
 from vla_rl.data.demonstrations import DemonstrationDataset, joined
 from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
@@ -20,10 +21,6 @@ from vla_rl.data.recording import Recording, bounds, open_recording, renamable, 
 from vla_rl.errors import EmbodimentMismatch
 from vla_rl.hub import cached_name
 from vla_rl.specs import EmbodimentSpec, TaskSpec
-
-# Of two recordings of one arm, one that reaches so many times as far in most of its numbers is in
-# another unit: degrees and radians differ by 57.
-_OTHER_UNIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,11 @@ class Mixture:
     def require(self, failures: bool = True) -> None:
         """As `Recording.require`, of each."""
         for part in self.parts:
-            part.require(failures)
+            try:
+                part.require(failures)
+            except DatasetError as error:
+                named = str(part.path) in str(error)
+                raise DatasetError(str(error) if named else f"{part.path}: {error}") from error
 
     def demonstrations(
         self,
@@ -170,7 +171,7 @@ def _one_name(paths: Sequence[str], infos: Sequence[dict[str, Any]]) -> str:
 def _require_alike(first: Recording, other: Recording, config: RecordingConfig) -> None:
     """Raise `EmbodimentMismatch`, with what differs first and its remedy."""
     mine, its = first.embodiment, other.embodiment
-    called = "give its numbers those names with 'env.rename={ITS: OURS}'"
+    called = _names_remedy(mine, its)
     again = "write one of them anew in the units of the other: nothing here converts numbers"
     which = "say which robot it is, and whose bounds hold, with env.embodiment=FOLDER"
     remedies = {
@@ -207,7 +208,19 @@ def _comparable(spec: EmbodimentSpec, key: str) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _names_remedy(mine: EmbodimentSpec, its: EmbodimentSpec) -> str:
+    pairs = ((mine.action_names, its.action_names), (mine.proprio_names, its.proprio_names))
+    one, two = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    if sorted(one) == sorted(two):
+        return "write one of them anew in the order of the other"
+    if len(one) != len(two):
+        return "they would have to be of one robot, with as many numbers"
+    return "give its numbers those names with 'env.rename={ITS: OURS}'"
+
+
 def _cameras_remedy(mine: EmbodimentSpec, its: EmbodimentSpec) -> str:
+    if not (mine.cameras and its.cameras):
+        return "both need pictures, or neither"
     both = [camera.name for camera in mine.cameras if camera in its.cameras]
     leave = f"use those that both have, env.cameras=[{','.join(both)}], or " if both else ""
     return f"{leave}give one of them another name with 'env.rename={{KEY: NAME}}'"
@@ -229,9 +242,8 @@ def _require_one_unit(first: Recording, other: Recording) -> None:
         one, two = (
             np.ptp(part.rows.vectors[key].astype(np.float64), axis=0) for part in (first, other)
         )
-        moves = (one > 0) & (two > 0)
-        ratio = float(np.median(one[moves] / two[moves])) if moves.any() else 1.0
-        if not 1 / _OTHER_UNIT < ratio < _OTHER_UNIT:
+        ratio = reaches(one, two)
+        if not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
             large, small = (first, other) if ratio > 1 else (other, first)
             raise EmbodimentMismatch(
                 f"{key} of {large.path} reaches {max(ratio, 1 / ratio):.3g} times as far as that of "

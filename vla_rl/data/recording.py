@@ -37,7 +37,7 @@ from vla_rl.data.lerobot_reader import (
     require_videos,
     successes,
 )
-from vla_rl.data.lerobot_rows import LeRobotRows, read_rows
+from vla_rl.data.lerobot_rows import LeRobotRows, read_rows, sizes
 from vla_rl.errors import ConfigError, require_packages
 from vla_rl.files import EMBODIMENT
 from vla_rl.files import read_embodiment as read_embodiment_file
@@ -47,6 +47,7 @@ AS_RECORDED = "as recorded"
 # What other tools call them, where lerobot's own names are not there.
 _ALIASES = {STATE_KEY: ("state", "observation/state"), ACTION_KEY: ("actions",)}
 _PREFIXES = (IMAGE_PREFIX, "observation.image.", "observation.", "observation/", "images.")
+_RESERVED = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _NO_NAME = ("", "unknown", "none")
 
 
@@ -92,13 +93,18 @@ def keys_of(
                 f"env.rename={dict(rename)} gives two keys of {path} the name {ours!r}: give each "
                 "its own"
             )
-    vectors = {}
+    vectors: dict[str, str] = {}
     for ours, others in _ALIASES.items():
         its = told.get(ours) or next((key for key in (ours, *others) if key in features), "")
         if not its:
             raise DatasetError(
                 f"{path} has no feature {ours}, only {', '.join(sorted(features))}: say which it "
                 f"is with 'env.rename={{KEY: {ours}}}'"
+            )
+        if its in _RESERVED or its in vectors.values():
+            what = "what the format itself needs" if its in _RESERVED else "both state and action"
+            raise DatasetError(
+                f"env.rename={dict(rename)}: {its} of {path} would be {what}: name another feature"
             )
         vectors[ours] = its
     shown: dict[str, str] = {}
@@ -119,6 +125,13 @@ def keys_of(
             f"{', '.join(shown.values()) or 'none'})"
         )
     keys = Keys(vectors, {name: shown[name] for name in (cameras or shown)}, numbers)
+    for its in (*keys.vectors.values(), *keys.cameras.values()):
+        shape, needed = features[its].get("shape"), 3 if its in keys.cameras.values() else 1
+        if len(sizes(shape)) < needed:
+            raise DatasetError(
+                f"{path / 'meta' / 'info.json'} says the shape {shape!r} of {its}, and "
+                f"{needed} sizes above 0 are needed: {AGAIN}"
+            )
     for its in vectors.values():
         names = keys.called(flat_names(features[its].get("names")) or ())
         if twice := [name for name in names if numbers and names.count(name) > 1]:
@@ -220,7 +233,7 @@ def known_robot(path: Path, config: RecordingConfig, keys: Keys) -> EmbodimentSp
     """The robot that the dataset, or ``env.embodiment``, says it is, with the cameras that are
     used; None: nobody says."""
     if config.embodiment:
-        given = Path(config.embodiment)
+        given = Path(config.embodiment).expanduser()
         inside = (given / EMBODIMENT, given / "meta" / EMBODIMENT, given)
         file = next((place for place in inside if place.is_file()), None)
         if file is None:

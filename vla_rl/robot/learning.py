@@ -136,6 +136,7 @@ def _check(learning: Learning) -> None:
             "executed alone: run=hil_serl (actor=direct) or actor=own"
         )
     check_offline_replays(config)
+    _ = config.one_dataset  # (several are put together for env=dataset alone)
     if not (learning.folder / LEARNER_FOLDER).exists():  # who goes on has those episodes
         check_recorded(config.replay.offline, learning.folder / "replay", None)
     sessions.possible(settings, Asked(learning.episodes, True, learning.console, learning.lockstep))
