@@ -85,7 +85,7 @@ def input_use(
         return total / max(count, 1.0)
 
     seen = observation.without_privileged()
-    actions = policy.targets(seen, actions)
+    actions = Policy.of(policy).targets(seen, actions)
     with evaluating(policy):
         true = loss(seen)
         figures = {"loss": true}
@@ -112,7 +112,9 @@ def first_loss(policy: Policy, observation: Observation, actions: Tensor, valid:
     anywhere."""
     seen = observation.without_privileged()
     with evaluating(policy):
-        return float(policy.imitation_loss(seen, policy.targets(seen, actions), valid)[0])
+        return float(
+            policy.imitation_loss(seen, Policy.of(policy).targets(seen, actions), valid)[0]
+        )
 
 
 def described(figures: Mapping[str, float]) -> str:
