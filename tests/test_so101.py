@@ -254,6 +254,18 @@ def test_degrees_are_the_arms_own(kit, buses):
     assert all(servo.holds for servo in bus.servos), "its end lets go of nothing"
 
 
+def test_what_it_is_is_written_without_its_port(kit, tmp_path):
+    """With the ends that were calibrated, for a training on its recordings."""
+    (file, port) = tmp_path / "arm.json", "robot.port=/dev/none"
+    assert main(["robot", "so101", "describe", str(file), "--arm", str(kit.folder), port]) == 0
+    told = json.loads(file.read_text())
+    row = json.loads((kit.calibration / "follower.json").read_text())["shoulder_pan"]
+    half = (row["range_max"] - row["range_min"]) * 180 / 4095
+    assert told["action_high"][0] == -told["action_low"][0] == pytest.approx(half)
+    assert told["action_names"] == [f"{name}.pos" for name in NAMES]
+    assert told["action_units"] == ["deg"] * 5 + ["percent"]
+
+
 # --------------------------------------------------------------------------------- what goes wrong
 @pytest.fixture
 def driven(kit, buses, monkeypatch):

@@ -29,8 +29,8 @@ def add(command: Add) -> None:
     doctor.set_defaults(function=run_doctor)
 
     _add_limits(kinds)
-    _add_describe(kinds)
-    so101.add(kinds, add_run, add_teach, add_learn)
+    add_describe(kinds)
+    so101.add(kinds, add_run, add_teach, add_learn, add_describe)
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
@@ -183,7 +183,7 @@ def _add_limits(kinds: Any) -> None:
     add_overrides(limits, "the arm, e.g. robot=lerobot robot.type=so101_follower robot.port=PORT")
 
 
-def _add_describe(kinds: Any) -> None:
+def add_describe(kinds: Any) -> argparse.ArgumentParser:
     text = (
         "write what an arm is (joints, units, ends, rate, cameras), for a training's env.embodiment"
     )
@@ -193,6 +193,7 @@ def _add_describe(kinds: Any) -> None:
     add_overrides(
         describe, "the arm and its cameras, as of a session: robot=lerobot robot.type=..."
     )
+    return describe  # type: ignore[no-any-return]
 
 
 def run_describe(arguments: argparse.Namespace) -> None:

@@ -12,8 +12,8 @@ _ARM = Path("outputs") / "so101"
 _Adds = Callable[[Any], argparse.ArgumentParser]
 
 
-def add(kinds: Any, run: _Adds, teach: _Adds, learn: _Adds) -> None:
-    """``setup``, ``doctor``, ``limits``, ``sim``; and what ``run``, ``teach`` and ``learn`` add
+def add(kinds: Any, run: _Adds, teach: _Adds, learn: _Adds, describe: _Adds) -> None:
+    """``setup``, ``doctor``, ``limits``, ``sim``; and what ``run``, ``teach``, ``learn`` and ``describe`` add
     to `kinds`, with the arm's own overrides in front."""
     text = "an SO-101 and its leader: set-up, limits, demonstrations, policy, corrections"
     so101 = kinds.add_parser("so101", help=text, description=text)
@@ -45,7 +45,7 @@ def add(kinds: Any, run: _Adds, teach: _Adds, learn: _Adds) -> None:
         metavar="FOLDER",
         help="where the ports' names lie",
     )
-    for add_step in (run, teach, learn):
+    for add_step in (run, teach, learn, describe):
         step = add_step(steps)
         _add_arm(step)
         step.set_defaults(function=_with_arm(step.get_default("function")))
