@@ -256,7 +256,7 @@ def test_degrees_are_the_arms_own(kit, buses):
 
 def test_what_it_is_is_written_without_its_port(kit, tmp_path):
     """With the ends that were calibrated, for a training on its recordings."""
-    (file, port) = tmp_path / "arm.json", "robot.port=/dev/none"
+    file, port = tmp_path / "arm.json", "robot.port=/dev/none"
     assert main(["robot", "so101", "describe", str(file), "--arm", str(kit.folder), port]) == 0
     told = json.loads(file.read_text())
     row = json.loads((kit.calibration / "follower.json").read_text())["shoulder_pan"]
