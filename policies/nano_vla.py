@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from policies.inputs import require_chunk
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import MASKED, init_linear, parameter
-from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
+from policies.trunk.noise import choose, chunk_uniforms, row_seeds
 from policies.trunk.trunk import Inputs, VisionLanguageTrunk
-from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -202,9 +203,6 @@ class NanoVLA(VisionLanguageTrunk):
     def _log_probs(self, logits: Tensor) -> Tensor:
         return F.log_softmax(logits / self.temperature, dim=-1)
 
-    def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-        return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
-
     def _decode(
         self, inputs: Inputs, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -220,7 +218,7 @@ class NanoVLA(VisionLanguageTrunk):
                     unused[s % len(unused)], MASKED
                 )
                 log_probs = self._log_probs(logits)  # [b g bins]
-                tokens = self._choose(log_probs, None if uniforms is None else uniforms[:, s])
+                tokens = choose(log_probs, None if uniforms is None else uniforms[:, s])
                 chosen.append(tokens)
                 all_log_probs.append(log_probs)
                 if s + 1 < self.slots:
@@ -271,11 +269,8 @@ class NanoVLA(VisionLanguageTrunk):
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
         if not deterministic:
-            if seeds is None:
-                seeds = torch.randint(2**62, (b,)).tolist()
-            if len(seeds) != b:
-                raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).to(self.device)
+            uniforms = chunk_uniforms(row_seeds(seeds, b), h, a, self.config.noise_correlation)
+            uniforms = uniforms.to(self.device)
         inputs = self._inputs(observation)
         if self.config.decoding == "autoregressive":
             flat = None if uniforms is None else uniforms.view(b, self.slots, self.group)
@@ -283,14 +278,12 @@ class NanoVLA(VisionLanguageTrunk):
         else:
             logits, value = self._from_inputs(inputs, None)
             log_probs = self._log_probs(logits)
-            tokens = self._choose(log_probs, uniforms)
+            tokens = choose(log_probs, uniforms)
         actions = decode_actions(tokens, self.bin_centers)
         if deterministic and self.config.deterministic_mode == "mean":
             actions = (log_probs.exp() * self._finite_centers()).sum(-1)
         return PolicyOutput(
-            chunk=ActionChunk(
-                actions=actions, valid=torch.ones(b, h, dtype=torch.bool, device=self.device)
-            ),
+            chunk=ActionChunk.whole(actions),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             replay={"action_tokens": tokens.to(torch.int16), **self._kept(inputs[0])},
             value=value,
@@ -333,12 +326,7 @@ class NanoVLA(VisionLanguageTrunk):
         label), ``mae`` (argmax against the true action, mean over dimensions, physical units),
         ``entropy`` (nats per token).
         """
-        if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
-            raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
-                f"of {self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length "
-                "to the data's"
-            )
+        require_chunk(actions, self.chunk_length, self.embodiment)
         actions = actions.to(self.device)
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)

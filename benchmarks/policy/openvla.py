@@ -63,7 +63,7 @@ def generate_tokens(policy: OpenVLA, llama: Any, observation: Observation) -> to
     from transformers.generation.logits_process import LogitsProcessorList
 
     with policy._autocast():
-        prefix = policy._prefix(observation)
+        prefix = policy.prefix(observation)
         if prefix.padded:
             raise ValueError("generate_tokens needs prompts of one length")
         ids = llama.generate(
@@ -92,11 +92,11 @@ def tokens_without_reuse(
     first, bins = policy.architecture.first_action_id, policy.architecture.action_bins
     tokens = []
     with policy._autocast():
-        x = policy._prefix(observation).x
+        x = policy.prefix(observation).x
         for _ in range(policy.action_tokens):
             logits = llama(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[:, -1]
             tokens.append(logits[:, first : first + bins].argmax(-1))
-            x = torch.cat([x, policy._embed_actions(tokens[-1][:, None])], dim=1)
+            x = torch.cat([x, policy.sequences.embed_actions(tokens[-1][:, None])], dim=1)
     return torch.stack(tokens, dim=1)
 
 
@@ -229,7 +229,7 @@ def training(
             float(loss.detach())  # waits for a GPU
 
         seconds = statistics.median(took.wall for took in take_turns({"": update}, updates)[""])
-        prefix = policy._prefix(observation).x.shape[1]
+        prefix = policy.prefix(observation).x.shape[1]
         tokens = batch * (prefix + policy.action_tokens + 1)
         vision_tokens = batch * len(policy.cameras) * policy.vision_backbone.patches
         language = sum(

@@ -157,8 +157,7 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
         )
 
     def _chunk(self, normalized: Tensor) -> ActionChunk:
-        valid = torch.ones(normalized.shape[:2], dtype=torch.bool, device=normalized.device)
-        return ActionChunk(actions=self.denormalize(normalized), valid=valid)
+        return ActionChunk.whole(self.denormalize(normalized))
 
 
 def _action_scaling(

@@ -33,10 +33,10 @@ from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Gr
 from policies.denoising.expert import Cache
 from policies.denoising.guidance import Guidance, guided
 from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
+from policies.inputs import require_chunk
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import mlp
-from vla_rl.errors import EmbodimentMismatch
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 
@@ -402,11 +402,7 @@ class DenoisingVLA(DenoisingBase):
         physical units, at the sampled times).
         """
         config, h, a = self.config, self.chunk_length, self.embodiment.action_dim
-        if tuple(actions.shape[1:]) != (h, a):
-            raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
-                f"of {h} x {a}: set policy.chunk_length to the data's"
-            )
+        require_chunk(actions, h, self.embodiment)
         b, s = len(actions), config.noise_samples
         # (RL leaves the policy in eval mode); a validation loss repeats its noise
         learns = torch.is_grad_enabled()
