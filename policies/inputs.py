@@ -1,12 +1,14 @@
-"""What policies ask of an embodiment, an observation and demonstrations, in the same words."""
+"""What policies ask of an embodiment, an observation, demonstrations and a stored config, in the
+same words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from torch import Tensor
 
-from vla_rl.errors import EmbodimentMismatch
+from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 
@@ -39,4 +41,13 @@ def require_chunk(actions: Tensor, chunk_length: int, embodiment: EmbodimentSpec
         raise EmbodimentMismatch(
             f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
             f"of {chunk_length} x {embodiment.action_dim}: set policy.chunk_length to the data's"
+        )
+
+
+def require_known(keys: Iterable[str], config_class: type) -> None:
+    """`ConfigError` for what a checkpoint's policy config has and ``config_class`` lacks."""
+    unknown = sorted(set(keys) - {f.name for f in fields(config_class)})
+    if unknown:
+        raise ConfigError(
+            f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl"
         )

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from policies.action_bins import ActionBins
 from policies.inputs import require_chunk
-from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
+from policies.normalization import VectorStats
 from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import MASKED, init_linear, parameter
@@ -86,9 +87,6 @@ class NanoVLA(VisionLanguageTrunk):
     policy_type = "nano_vla"
     config_class = NanoVLAConfig
     imitates_itself = True
-    bin_centers: Tensor
-    unused_bins: Tensor
-    label_sigma: Tensor
 
     def __init__(
         self,
@@ -116,20 +114,7 @@ class NanoVLA(VisionLanguageTrunk):
         self.action_head = init_linear(nn.Linear(d, self.group * config.action_bins), 0.02)
         self._build_value_head()
 
-        centers, counts = bin_centers(
-            embodiment,
-            self.action_stats,
-            config.action_bins,
-            config.bin_range,
-            config.bin_spacing,
-            config.bin_power,
-            config.binary_gripper,
-        )
-        self.register_buffer("bin_centers", centers, persistent=False)
-        unused = torch.arange(config.action_bins, device=counts.device)[None] >= counts[:, None]
-        self.has_unused_bins = config.binary_gripper
-        self.register_buffer("unused_bins", unused, persistent=False)  # [a bins]
-        self.register_buffer("label_sigma", self._label_sigma(), persistent=False)  # [a]
+        self.bins = ActionBins(config, embodiment, self.action_stats)
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -176,7 +161,7 @@ class NanoVLA(VisionLanguageTrunk):
         logits = self.action_head(hidden).float()
         if s == self.slots:
             logits = logits.view(b, self.chunk_length, -1, self.config.action_bins)
-            return logits.masked_fill(self.unused_bins, MASKED) if self.has_unused_bins else logits
+            return self.bins.mask(logits)
         return logits.view(b, s, self.group, self.config.action_bins)
 
     def logits_and_value(
@@ -209,7 +194,7 @@ class NanoVLA(VisionLanguageTrunk):
         """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value
         [b]."""
         # by position within a control step
-        unused = self.unused_bins.view(-1, self.group, self.config.action_bins)
+        unused = self.bins.unused.view(-1, self.group, self.config.action_bins)
         chosen, all_log_probs = [], []
         with self._autocast():
             hidden, past, value = self._first_position(inputs)
@@ -279,18 +264,15 @@ class NanoVLA(VisionLanguageTrunk):
             logits, value = self._from_inputs(inputs, None)
             log_probs = self._log_probs(logits)
             tokens = choose(log_probs, uniforms)
-        actions = decode_actions(tokens, self.bin_centers)
+        actions = self.bins.decode(tokens)
         if deterministic and self.config.deterministic_mode == "mean":
-            actions = (log_probs.exp() * self._finite_centers()).sum(-1)
+            actions = self.bins.mean(log_probs.exp())
         return PolicyOutput(
             chunk=ActionChunk.whole(actions),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             replay={"action_tokens": tokens.to(torch.int16), **self._kept(inputs[0])},
             value=value,
         )
-
-    def _finite_centers(self) -> Tensor:
-        return self.bin_centers.masked_fill(self.unused_bins, 0.0)
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature,
@@ -307,7 +289,7 @@ class NanoVLA(VisionLanguageTrunk):
     def encode_actions(self, actions: Tensor) -> Tensor:
         """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from
         elsewhere."""
-        return encode_actions(actions.to(self.device), self.bin_centers)
+        return self.bins.encode(actions)
 
     def imitation_loss(
         self,
@@ -331,7 +313,7 @@ class NanoVLA(VisionLanguageTrunk):
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.encode_actions(actions)
-        with self.learning_features(valid):
+        with self.pictures.learning(valid, self.training):
             kept = None if features is None else self._tokens_of(features)
             logits, _ = self.logits_and_value(observation, tokens, kept)
         own = torch.zeros(len(actions), dtype=torch.bool) if own is None else own
@@ -343,10 +325,10 @@ class NanoVLA(VisionLanguageTrunk):
         losses = nll
         if self.config.soft_label_sigma > 0:
             losses = torch.where(
-                own, nll, -(self._soft_labels(actions, tokens) * log_probs).sum(-1)
+                own, nll, -(self.bins.soft_labels(actions, tokens) * log_probs).sum(-1)
             )
         if self.config.label_smoothing > 0:
-            used = (~self.unused_bins).float()
+            used = (~self.bins.unused).float()
             uniform = -(log_probs * used / used.sum(-1, keepdim=True)).sum(-1)
             losses = torch.lerp(
                 losses, torch.where(own, losses, uniform), self.config.label_smoothing
@@ -358,48 +340,8 @@ class NanoVLA(VisionLanguageTrunk):
                 [
                     (nll * weight).sum(),
                     ((best == tokens) * weight).sum(),
-                    ((decode_actions(best, self.bin_centers) - actions).abs() * weight).sum(),
+                    ((self.bins.decode(best) - actions).abs() * weight).sum(),
                     (-(log_probs.exp() * log_probs).sum(-1) * weight).sum(),
                 ]
             ).tolist()
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
-
-    def _label_sigma(self) -> Tensor:
-        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own
-        standard deviation. Where demonstrations hardly turn the hand, wider ones would teach it to
-        turn at random."""
-        centers = self._finite_centers()
-        mean, std = (
-            torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std)
-        )
-        nearest = (
-            (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)
-        )
-        lower = nearest.clamp(max=centers.shape[1] - 2)
-        gap = (centers.gather(1, lower + 1) - centers.gather(1, lower)).abs()
-        return (std / gap.clamp(min=1e-12)).clamp(1e-3, self.config.soft_label_sigma)[:, 0]
-
-    def _soft_labels(self, actions: Tensor, tokens: Tensor) -> Tensor:
-        """Gaussian weights [b h a bins] around the action, ``label_sigma`` bins wide; they sum to
-        one.
-
-        Distance is counted in bins, between neighbours interpolated: an action half-way between two
-        centres weighs both alike. Dimensions with two bins get hard labels.
-        """
-        centers = self._finite_centers()
-        dims = torch.arange(centers.shape[0], device=centers.device)
-        nearest = centers[dims, tokens]
-        upper = centers[dims, (tokens + 1).clamp(max=self.config.action_bins - 1)]
-        lower = centers[dims, (tokens - 1).clamp(min=0)]
-        offset = actions - nearest
-        gap = torch.where(offset >= 0, upper - nearest, nearest - lower)
-        position = tokens + torch.where(
-            gap > 0, offset / gap.clamp(min=1e-12), torch.zeros_like(gap)
-        ).clamp(-0.5, 0.5)
-        bins = torch.arange(self.config.action_bins, device=centers.device)
-        soft = -0.5 * ((bins - position[..., None]) / self.label_sigma[:, None]) ** 2
-        soft = soft.masked_fill(self.unused_bins, -math.inf).softmax(-1)
-        if not self.has_unused_bins:
-            return soft
-        hard = F.one_hot(tokens, self.config.action_bins).float()
-        return torch.where(self.unused_bins.any(-1)[:, None], hard, soft)

@@ -427,7 +427,7 @@ class DenoisingVLA(DenoisingBase):
             )
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
-        with self.learning_features(valid):
+        with self.pictures.learning(valid, self.training):
             cache, _ = self.encode(
                 observation, None if features is None else self._tokens_of(features)
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from policies.inputs import require_known
 from policies.openvla.checkpoint import PREPROCESSOR, STATISTICS, TOKENIZER, Source, parse_json
 from policies.openvla.config import OpenVLAConfig
 from vla_rl.errors import ConfigError
@@ -99,12 +100,7 @@ def _options(own: Any) -> OpenVLAConfig:
             f"the checkpoint's config.json has no object {OWN}.config: it is "
             "damaged, use an earlier one"
         )
-    known = {f.name for f in dataclasses.fields(OpenVLAConfig)}
-    unknown = sorted(set(own["config"]) - known)
-    if unknown:
-        raise ConfigError(
-            f"the checkpoint's policy config has unknown keys {unknown}: it needs a newer vla_rl"
-        )
+    require_known(own["config"], OpenVLAConfig)
     try:
         return OpenVLAConfig(**own["config"])
     except TypeError as error:
