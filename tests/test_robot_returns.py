@@ -193,7 +193,9 @@ def test_on_a_real_arm_the_supervisor_takes_the_start_from_its_launcher_while_a_
         session.send(
             "launcher", Event, name="task", value="raise/4: raise the point", at=1.0, lease=""
         )
-        assert supervisor.session.task == "raise/3: raise the point", "not in the middle of an episode"
+        assert supervisor.session.task == "raise/3: raise the point", (
+            "not in the middle of an episode"
+        )
     finally:
         session.close()
 

@@ -75,7 +75,9 @@ class Choice:
             self.session.engaged, self._offset = True, self.session.actions.offset(device, measured)
         begun, latched = self.session.steps.human(number, self.session.ticks_per_step, device)
         origin = self.session.steps.origin(("human", begun), self.session.gate.origin(measured))
-        action = self.session.actions.human(latched, origin, self._offset, self.session.gate.grip)
+        action = self.session.actions.human(
+            latched, origin, self._offset, self.session.gate.gripper.state
+        )
         self.session.steps.asked = action
         request = self.session.actions.request(action, origin, None)
         return self._in_time(request, begun + self.session.ticks_per_step - number), None, latched
