@@ -72,7 +72,7 @@ class Outcome:
     reset: bool = False  # of practice
 
 
-class Verdict:
+class _Verdict:
     """How the episode that runs ends: ``success`` is the word of ``seer``, the simulator or in
     practice a confident reward."""
 
@@ -119,7 +119,7 @@ class Conductor:
         self._current: Outcome | None = None
         self._kept = 0  # episodes that were not discarded
         self._prepared = self._asked_reset = False
-        self._verdict = Verdict(plan, control_hz)
+        self._verdict = _Verdict(plan, control_hz)
         self.rounds = Rounds(plan.tasks, plan.practice) if plan.practice is not None else None
         self.starts = (
             Starts(plan.tasks, plan.returns, plan.past) if plan.returns is not None else None

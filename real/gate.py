@@ -96,7 +96,7 @@ class Gate:
             np.minimum(np.array(r), _HUGE) for r in rows
         )
         self.walls = Walls(limits, self.gain, dt)
-        self.gripper = Gripper(limits)
+        self.gripper = _Gripper(limits)
         self.ahead = Foresight(limits, capabilities.gain, dt)
         self.reset()
 
@@ -387,7 +387,7 @@ class Gate:
         return Reference(grip, position=target, quaternion=quaternion)
 
 
-class Gripper:
+class _Gripper:
     """What the gripper was told last: a threshold, and a lock-out after each change."""
 
     def __init__(self, limits: Limits):

@@ -45,7 +45,7 @@ _INPUT_S = 1.0 / 30.0  # of an operator's device
 _M = TypeVar("_M", bound=Message)
 
 
-class Scorer(Protocol):
+class _Scorer(Protocol):
     """What says of the running episode how far it is (`vla_rl.robot.reward_process.Live`)."""
 
     @property
@@ -94,7 +94,7 @@ class Lockstep:
         self._good, self._told = 0, False
         self._teleop: TeleopClient | None = None
         self._looked = -1.0  # the operator
-        self._scorer: Scorer | None = None
+        self._scorer: _Scorer | None = None
         self._guests: dict[str, Callable[[Message], None]] = {}
         self.silent: set[str] = set()  # sources that hang, or are gone: they say nothing
         self.others: dict[str, tuple[Decide, str]] = {}  # as of `Acting`
@@ -117,7 +117,7 @@ class Lockstep:
         self.silent.add(source)
         self.supervisor.reception.left(source)
 
-    def scored(self, scorer: Scorer) -> None:
+    def scored(self, scorer: _Scorer) -> None:
         """Let a reward judge each episode as it runs, from now on."""
         self._scorer = scorer
         self.send(_REWARD, Hello, role="viewer", pid=1)

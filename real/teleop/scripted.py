@@ -9,6 +9,7 @@ runner.md §8 (129 driver studies for the reaction).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -112,10 +113,8 @@ class Random:
         return done
 
 
-class Values(Protocol):
-    """Q of the policy's and of the expert's action in a state."""
-
-    def __call__(self, state: State) -> tuple[float, float]: ...
+# Q of the policy's and of the expert's action in a state
+_Values = Callable[[State], tuple[float, float]]
 
 
 class Value:
@@ -124,7 +123,7 @@ class Value:
 
     def __init__(
         self,
-        values: Values,
+        values: _Values,
         control_hz: float,
         alpha: float = 0.95,
         slip: float = 0.05,

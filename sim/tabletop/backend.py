@@ -44,7 +44,7 @@ class Snapshot:
     control: ControlState
 
 
-class SceneView:
+class _SceneView:
     """Live positions of one slot; see `sim.tabletop.demonstrator.SceneState`."""
 
     def __init__(self, scene: CompiledScene, data: mujoco.MjData) -> None:
@@ -217,8 +217,8 @@ class CompiledScene:
         control.copy_from(snapshot.control)
 
     # -------------------------------------------------------------------------------------- queries
-    def view(self, data: mujoco.MjData) -> SceneView:
-        return SceneView(self, data)
+    def view(self, data: mujoco.MjData) -> _SceneView:
+        return _SceneView(self, data)
 
     def gripper_open(self, data: mujoco.MjData) -> float:
         a, b = data.qpos[self._finger]

@@ -267,7 +267,7 @@ class ActorCritic(ABC):
         self.generator.set_state(state["generator"].cpu())
 
 
-class ClimbingActor(ActorCritic):
+class _ClimbingActor(ActorCritic):
     """The actor's latent action climbs the critics' gradient.
 
     With ``anchor_coef`` it is held near what it did as the first episode began, less and less,
@@ -358,7 +358,7 @@ class ClimbingActor(ActorCritic):
         """Scalar, from values and log-probs [b], and figures of it."""
 
 
-class TD3(ClimbingActor):
+class TD3(_ClimbingActor):
     """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it,
     TD3+BC (Fujimoto & Gu
     2021) without its scaling."""
@@ -381,7 +381,7 @@ class TD3(ClimbingActor):
         return -value.mean(), {}
 
 
-class SAC(ClimbingActor):
+class SAC(_ClimbingActor):
     """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv
     1812.05905)."""
 
