@@ -178,10 +178,6 @@ class ProcessPool:
     def restarts(self) -> int:
         return sum(w.restarts for w in self._workers)
 
-    @property
-    def shared_bytes(self) -> int:
-        return sum(shared.size for shared in self._shared)
-
     def worker_stats(self) -> list[_WorkerStats]:
         return [
             _WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
