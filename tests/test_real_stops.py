@@ -461,7 +461,7 @@ def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_r
             "value": "",
             "at": clock(),
         }
-        hub.hear_page(page, json.dumps(text))
+        hub.requests.hear(page, json.dumps(text))
 
     for _ in range(200):
         say("note")
