@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
+def peak_flops(device: str | torch.device) -> float | None:
+    """Of the GPU that ``device`` is; None where it is none, or not in `PEAK_FLOPS`."""
+    if torch.device(device).type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+
+
 def random_policy(
     embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any
 ) -> OpenVLA:
@@ -244,14 +252,7 @@ def training(
             "seconds": seconds,
             "flops_per_second": flops / seconds,
         }
-        peak = next(
-            (
-                v
-                for n, v in PEAK_FLOPS.items()
-                if device != "cpu" and n in torch.cuda.get_device_name()
-            ),
-            None,
-        )
+        peak = peak_flops(device)
         row["utilisation"] = None if peak is None else flops / seconds / peak
         result[kind] = row
         del policy, optimizer, update
