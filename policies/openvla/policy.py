@@ -7,7 +7,6 @@ What the language model reads is laid out in `policies.openvla.sequence`; weight
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +44,7 @@ from policies.openvla.tokens import ActionCodec, PromptTokenizer, normalize_prop
 from policies.openvla.weights import load_published, materialise, merged, prepare
 from policies.trunk.features import coarse, mean_word
 from policies.trunk.llama import native_bfloat16
-from policies.trunk.noise import choose, chunk_uniforms, row_seeds
+from policies.trunk.noise import choose, chunk_uniforms, row_seeds, seeded
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
@@ -174,9 +173,7 @@ class OpenVLABase(nn.Module, Policy):
             statistics = (OWN_STATISTICS, statistics_of(config, embodiment, *of_data))
             source = dataclasses.replace(source, statistics_from="the dataset")
         policy = cls(config, embodiment, source, statistics)
-        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with seeded(seed):
             if config.checkpoint:
                 load_published(policy)
             else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -55,6 +56,18 @@ def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.
     ).view(-1, h + 1, a)
     mixed = share_noise(scores[:, :h], scores[:, h:], correlation)
     return torch.special.ndtr(mixed).float().clamp_(2.0**-24, 1.0 - 2.0**-24)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """In the block torch's generator starts from ``seed``, and is as it was behind it; None: it
+    goes on as it stands."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def row_seeds(seeds: Sequence[int] | None, b: int) -> Sequence[int]:

@@ -10,7 +10,6 @@ Prefix: image tokens of each camera | instruction tokens | proprio token.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from policies.tokenizer import PAD_ID, WordTokenizer
 from policies.trunk.instructions import Instructions
 from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
 from policies.trunk.modules import Modules
+from policies.trunk.noise import seeded
 from policies.trunk.pictures import PictureEncoder
 from policies.trunk.vision import FeatureNorm, VisionTower
 from vla_rl.errors import EmbodimentMismatch
@@ -292,9 +292,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
         ``seed`` fixes its weights; without one they are drawn from torch's generator as it stands
         (a run seeds it).
         """
-        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with seeded(seed):
             return cls(
                 config,
                 embodiment,
