@@ -21,13 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
+from policies.action_bins import ActionBins
+from policies.inputs import require_chunk
+from policies.normalization import VectorStats
 from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import MASKED, init_linear, parameter
-from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
+from policies.trunk.noise import choose, chunk_uniforms, row_seeds
 from policies.trunk.trunk import Inputs, VisionLanguageTrunk
-from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.errors import ConfigError
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -85,9 +87,6 @@ class NanoVLA(VisionLanguageTrunk):
     policy_type = "nano_vla"
     config_class = NanoVLAConfig
     imitates_itself = True
-    bin_centers: Tensor
-    unused_bins: Tensor
-    label_sigma: Tensor
 
     def __init__(
         self,
@@ -115,20 +114,7 @@ class NanoVLA(VisionLanguageTrunk):
         self.action_head = init_linear(nn.Linear(d, self.group * config.action_bins), 0.02)
         self._build_value_head()
 
-        centers, counts = bin_centers(
-            embodiment,
-            self.action_stats,
-            config.action_bins,
-            config.bin_range,
-            config.bin_spacing,
-            config.bin_power,
-            config.binary_gripper,
-        )
-        self.register_buffer("bin_centers", centers, persistent=False)
-        unused = torch.arange(config.action_bins, device=counts.device)[None] >= counts[:, None]
-        self.has_unused_bins = config.binary_gripper
-        self.register_buffer("unused_bins", unused, persistent=False)  # [a bins]
-        self.register_buffer("label_sigma", self._label_sigma(), persistent=False)  # [a]
+        self.bins = ActionBins(config, embodiment, self.action_stats)
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
@@ -175,7 +161,7 @@ class NanoVLA(VisionLanguageTrunk):
         logits = self.action_head(hidden).float()
         if s == self.slots:
             logits = logits.view(b, self.chunk_length, -1, self.config.action_bins)
-            return logits.masked_fill(self.unused_bins, MASKED) if self.has_unused_bins else logits
+            return self.bins.mask(logits)
         return logits.view(b, s, self.group, self.config.action_bins)
 
     def logits_and_value(
@@ -202,16 +188,13 @@ class NanoVLA(VisionLanguageTrunk):
     def _log_probs(self, logits: Tensor) -> Tensor:
         return F.log_softmax(logits / self.temperature, dim=-1)
 
-    def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-        return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
-
     def _decode(
         self, inputs: Inputs, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Autoregressive decoding with a KV cache: tokens [b h a], log-probs [b h a bins], value
         [b]."""
         # by position within a control step
-        unused = self.unused_bins.view(-1, self.group, self.config.action_bins)
+        unused = self.bins.unused.view(-1, self.group, self.config.action_bins)
         chosen, all_log_probs = [], []
         with self._autocast():
             hidden, past, value = self._first_position(inputs)
@@ -220,7 +203,7 @@ class NanoVLA(VisionLanguageTrunk):
                     unused[s % len(unused)], MASKED
                 )
                 log_probs = self._log_probs(logits)  # [b g bins]
-                tokens = self._choose(log_probs, None if uniforms is None else uniforms[:, s])
+                tokens = choose(log_probs, None if uniforms is None else uniforms[:, s])
                 chosen.append(tokens)
                 all_log_probs.append(log_probs)
                 if s + 1 < self.slots:
@@ -271,11 +254,8 @@ class NanoVLA(VisionLanguageTrunk):
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
         if not deterministic:
-            if seeds is None:
-                seeds = torch.randint(2**62, (b,)).tolist()
-            if len(seeds) != b:
-                raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = chunk_uniforms(seeds, h, a, self.config.noise_correlation).to(self.device)
+            uniforms = chunk_uniforms(row_seeds(seeds, b), h, a, self.config.noise_correlation)
+            uniforms = uniforms.to(self.device)
         inputs = self._inputs(observation)
         if self.config.decoding == "autoregressive":
             flat = None if uniforms is None else uniforms.view(b, self.slots, self.group)
@@ -283,21 +263,16 @@ class NanoVLA(VisionLanguageTrunk):
         else:
             logits, value = self._from_inputs(inputs, None)
             log_probs = self._log_probs(logits)
-            tokens = self._choose(log_probs, uniforms)
-        actions = decode_actions(tokens, self.bin_centers)
+            tokens = choose(log_probs, uniforms)
+        actions = self.bins.decode(tokens)
         if deterministic and self.config.deterministic_mode == "mean":
-            actions = (log_probs.exp() * self._finite_centers()).sum(-1)
+            actions = self.bins.mean(log_probs.exp())
         return PolicyOutput(
-            chunk=ActionChunk(
-                actions=actions, valid=torch.ones(b, h, dtype=torch.bool, device=self.device)
-            ),
+            chunk=ActionChunk.whole(actions),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             replay={"action_tokens": tokens.to(torch.int16), **self._kept(inputs[0])},
             value=value,
         )
-
-    def _finite_centers(self) -> Tensor:
-        return self.bin_centers.masked_fill(self.unused_bins, 0.0)
 
     def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
         """Log-prob and entropy [b h a] of stored ``action_tokens`` at the sampling temperature,
@@ -314,7 +289,7 @@ class NanoVLA(VisionLanguageTrunk):
     def encode_actions(self, actions: Tensor) -> Tensor:
         """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from
         elsewhere."""
-        return encode_actions(actions.to(self.device), self.bin_centers)
+        return self.bins.encode(actions)
 
     def imitation_loss(
         self,
@@ -333,17 +308,12 @@ class NanoVLA(VisionLanguageTrunk):
         label), ``mae`` (argmax against the true action, mean over dimensions, physical units),
         ``entropy`` (nats per token).
         """
-        if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
-            raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
-                f"of {self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length "
-                "to the data's"
-            )
+        require_chunk(actions, self.chunk_length, self.embodiment)
         actions = actions.to(self.device)
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.encode_actions(actions)
-        with self.learning_features(valid):
+        with self.pictures.learning(valid, self.training):
             kept = None if features is None else self._tokens_of(features)
             logits, _ = self.logits_and_value(observation, tokens, kept)
         own = torch.zeros(len(actions), dtype=torch.bool) if own is None else own
@@ -355,10 +325,10 @@ class NanoVLA(VisionLanguageTrunk):
         losses = nll
         if self.config.soft_label_sigma > 0:
             losses = torch.where(
-                own, nll, -(self._soft_labels(actions, tokens) * log_probs).sum(-1)
+                own, nll, -(self.bins.soft_labels(actions, tokens) * log_probs).sum(-1)
             )
         if self.config.label_smoothing > 0:
-            used = (~self.unused_bins).float()
+            used = (~self.bins.unused).float()
             uniform = -(log_probs * used / used.sum(-1, keepdim=True)).sum(-1)
             losses = torch.lerp(
                 losses, torch.where(own, losses, uniform), self.config.label_smoothing
@@ -370,48 +340,8 @@ class NanoVLA(VisionLanguageTrunk):
                 [
                     (nll * weight).sum(),
                     ((best == tokens) * weight).sum(),
-                    ((decode_actions(best, self.bin_centers) - actions).abs() * weight).sum(),
+                    ((self.bins.decode(best) - actions).abs() * weight).sum(),
                     (-(log_probs.exp() * log_probs).sum(-1) * weight).sum(),
                 ]
             ).tolist()
         return loss, dict(zip(("nll", "accuracy", "mae", "entropy"), metrics, strict=True))
-
-    def _label_sigma(self) -> Tensor:
-        """Widths [a] of soft labels in bins: ``soft_label_sigma``, but no wider than the data's own
-        standard deviation. Where demonstrations hardly turn the hand, wider ones would teach it to
-        turn at random."""
-        centers = self._finite_centers()
-        mean, std = (
-            torch.tensor(row)[:, None] for row in (self.action_stats.mean, self.action_stats.std)
-        )
-        nearest = (
-            (centers - mean).abs().masked_fill(self.unused_bins, math.inf).argmin(-1, keepdim=True)
-        )
-        lower = nearest.clamp(max=centers.shape[1] - 2)
-        gap = (centers.gather(1, lower + 1) - centers.gather(1, lower)).abs()
-        return (std / gap.clamp(min=1e-12)).clamp(1e-3, self.config.soft_label_sigma)[:, 0]
-
-    def _soft_labels(self, actions: Tensor, tokens: Tensor) -> Tensor:
-        """Gaussian weights [b h a bins] around the action, ``label_sigma`` bins wide; they sum to
-        one.
-
-        Distance is counted in bins, between neighbours interpolated: an action half-way between two
-        centres weighs both alike. Dimensions with two bins get hard labels.
-        """
-        centers = self._finite_centers()
-        dims = torch.arange(centers.shape[0], device=centers.device)
-        nearest = centers[dims, tokens]
-        upper = centers[dims, (tokens + 1).clamp(max=self.config.action_bins - 1)]
-        lower = centers[dims, (tokens - 1).clamp(min=0)]
-        offset = actions - nearest
-        gap = torch.where(offset >= 0, upper - nearest, nearest - lower)
-        position = tokens + torch.where(
-            gap > 0, offset / gap.clamp(min=1e-12), torch.zeros_like(gap)
-        ).clamp(-0.5, 0.5)
-        bins = torch.arange(self.config.action_bins, device=centers.device)
-        soft = -0.5 * ((bins - position[..., None]) / self.label_sigma[:, None]) ** 2
-        soft = soft.masked_fill(self.unused_bins, -math.inf).softmax(-1)
-        if not self.has_unused_bins:
-            return soft
-        hard = F.one_hot(tokens, self.config.action_bins).float()
-        return torch.where(self.unused_bins.any(-1)[:, None], hard, soft)

@@ -16,6 +16,8 @@ from vla_rl.errors import ConfigError, require_packages
 NANO_WORDS = Path(__file__).parent / "lerobot" / "nano"
 BIN_RANGES = ("bounds", "minmax", "quantile")
 BIN_SPACINGS = ("uniform", "power")
+LEARNED_NOISE = "flow_noise"
+FLOWS = ("flow_sde", LEARNED_NOISE, "flow_cps")
 
 
 def require_correlation(value: float, decoding: str) -> None:
@@ -25,6 +27,20 @@ def require_correlation(value: float, decoding: str) -> None:
             "token is drawn given the earlier ones, and noise that it shares with them changes "
             "that distribution, so that its log-prob would be wrong and the gradient biased. Set "
             "policy.noise_correlation=0, or policy.decoding=parallel"
+        )
+
+
+def require_learned_noise(config: Any) -> None:
+    """What the options of `LEARNED_NOISE` must be to each other, in any policy that denoises."""
+    if config.sampler == LEARNED_NOISE and config.stochastic_steps == "one":
+        raise ConfigError(
+            f"policy.stochastic_steps=one does not go with policy.sampler={LEARNED_NOISE}, whose "
+            "likelihood joins all steps: set policy.stochastic_steps=all"
+        )
+    if not config.learned_std_low < config.learned_std_high:
+        raise ConfigError(
+            f"policy.learned_std_low={config.learned_std_low:g} must lie below "
+            f"policy.learned_std_high={config.learned_std_high:g}"
         )
 
 
@@ -186,10 +202,6 @@ class NanoVLAConfig(TrunkConfig):
         return correlated_axes(self)
 
 
-LEARNED_NOISE = "flow_noise"
-_FLOW_FORMS = ("flow_sde", "flow_cps", LEARNED_NOISE)
-
-
 @dataclass
 class LeRobotConfig(Bounded, place="policy"):
     """A checkpoint of lerobot, or a new policy of one of its families.
@@ -232,7 +244,7 @@ class LeRobotConfig(Bounded, place="policy"):
     # steps of the chain; 0: the checkpoint's number
     denoising_steps: int = bound(0, ge=0)
     # of a flow
-    sampler: str = bound("flow_sde", choices=_FLOW_FORMS)
+    sampler: str = bound("flow_sde", choices=FLOWS)
     # which steps of a decision are noisy and learned from; one: drawn anew each time
     stochastic_steps: str = bound("all", choices=("all", "one"))
     # least standard deviation of flow_noise
@@ -271,16 +283,7 @@ class LeRobotConfig(Bounded, place="policy"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.learned_std_low < self.learned_std_high:
-            raise ConfigError(
-                f"policy.learned_std_low={self.learned_std_low:g} must lie below "
-                f"policy.learned_std_high={self.learned_std_high:g}"
-            )
-        if self.sampler == LEARNED_NOISE and self.stochastic_steps == "one":
-            raise ConfigError(
-                f"policy.stochastic_steps=one does not go with policy.sampler={LEARNED_NOISE}, "
-                "whose likelihood joins all steps: set stochastic_steps=all"
-            )
+        require_learned_noise(self)
         require_sizes("pi0" if self.checkpoint else self.family, self.sizes)
         for name in ("options", "cameras"):
             wrong = [text for text in getattr(self, name) if ":" not in text]

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from real.asking import AGAIN_S, Asking, Requests
 from real.labels import Span, meant
-from real.messages import Event, Grant, Lease, Message, Notice, Progress, Refused, State
+from real.messages import Event, Grant, Message, Notice, Progress, Refused, State
 from real.modes import IN_EPISODE, Mode
 from real.practice import CALL, GAVE_UP, LEADER, REMIND_S, STAY, STRAYED, Practice, Rounds
 from real.returns import SHOW, Returns, Starts, Tried
 from real.tasks import Task, parse
 
 JUDGE, SEER = "simulator", "reward.confident"
-AGAIN_S = 0.5  # until a request that has had no effect is made again
 # as long may a simulator take to reset; twice would strike in the middle of the episode
 RESET_S = 20.0
 _IN = {m.value for m in IN_EPISODE}
@@ -73,21 +72,54 @@ class Outcome:
     reset: bool = False  # of practice
 
 
+class _Verdict:
+    """How the episode that runs ends: ``success`` is the word of ``seer``, the simulator or in
+    practice a confident reward."""
+
+    def __init__(self, plan: Plan, control_hz: float):
+        self.plan, self.control_hz = plan, control_hz
+        self.success, self.seer = False, JUDGE
+        self._sure = 0
+
+    def begin(self) -> None:
+        self.success, self._sure = False, 0
+
+    def watched(self, confident: float, current: Outcome, progress: Progress) -> None:
+        sure = progress.episode == current.episode and progress.value >= confident > 0
+        self._sure = self._sure + 1 if sure else 0
+        if self._sure == 2 and not self.success:
+            self.success, self.seer = True, SEER
+
+    def of(self, current: Outcome, now: float) -> str:
+        """One of "success" and "out of time", or "" while it runs."""
+        if self.success:
+            return "success"
+        horizon = current.task.horizon or self._horizon(current.task.name)
+        if not self.plan.policy or not horizon:
+            return ""
+        late = now - current.begun > self.plan.patience * horizon / self.control_hz + 5.0
+        return "out of time" if current.steps >= horizon or late else ""
+
+    def _horizon(self, name: str) -> int:
+        practice = self.plan.practice
+        known = (*self.plan.tasks, *([practice.reset] if practice is not None else ()))
+        return next((task.horizon for task in known if task.name == name), 0)
+
+
 class Conductor:
     """See the module's text. ``control_hz`` is the robot's."""
 
     def __init__(self, plan: Plan, control_hz: float):
-        self.plan, self.control_hz = plan, control_hz
+        self.plan = plan
         self.outcomes: list[Outcome] = []
         self.problem = ""  # why it had to give up
         self.notes: list[str] = []  # for the person at the terminal
         self._state: State | None = None
-        self._token = ""
+        self._asking = Asking()
         self._current: Outcome | None = None
         self._kept = 0  # episodes that were not discarded
         self._prepared = self._asked_reset = False
-        self._success, self._seer, self._sure = False, JUDGE, 0
-        self._asked: dict[str, float] = {}
+        self._verdict = _Verdict(plan, control_hz)
         self.rounds = Rounds(plan.tasks, plan.practice) if plan.practice is not None else None
         self.starts = (
             Starts(plan.tasks, plan.returns, plan.past) if plan.returns is not None else None
@@ -110,20 +142,19 @@ class Conductor:
     def judged(self, news: str) -> None:
         """The simulator says "began" (its reset is done) or "success"."""
         if news == "began":
-            self._prepared, self._success = self._asked_reset, False
+            self._prepared, self._verdict.success = self._asked_reset, False
         elif news == "success":
-            self._success, self._seer = self._current is not None, JUDGE
+            self._verdict.success, self._verdict.seer = self._current is not None, JUDGE
 
     def hear(self, message: Message) -> None:
         if isinstance(message, State):
             self._state = message
-            if message.holder != LEADER:
-                self._token = ""
+            self._asking.hear(message)
             if self._current is not None and message.step_done:
                 self._current.steps += 1
                 self._current.human_steps += message.is_human
         elif isinstance(message, Grant):
-            self._token = message.token if message.granted else ""
+            self._asking.hear(message)
         elif (
             isinstance(message, Event)
             and message.name == "label"
@@ -145,7 +176,7 @@ class Conductor:
         elif (
             isinstance(message, Progress) and self.rounds is not None and self._current is not None
         ):
-            self._watched(self.rounds.practice.confident, self._current, message)
+            self._verdict.watched(self.rounds.practice.confident, self._current, message)
         elif isinstance(message, Refused):
             # (whatever was refused: a reset that was not is asked for once more)
             self._asked_reset = False
@@ -170,15 +201,6 @@ class Conductor:
         outcome.success = event.value == "success"
         outcome.labelled_by = event.source.partition(".")[0]
 
-    def _watched(self, confident: float, current: Outcome, progress: Progress) -> None:
-        self._sure = (
-            self._sure + 1
-            if progress.episode == current.episode and progress.value >= confident > 0
-            else 0
-        )
-        if self._sure == 2 and not self._success:
-            self._success, self._seer = True, SEER
-
     def _notice(self, n: Notice) -> None:
         if n.mode in (Mode.FAULT.value, Mode.STOPPED.value, Mode.IDLE.value):
             self._asked_reset = False  # it was dropped on its way
@@ -186,10 +208,10 @@ class Conductor:
             task = parse(n.value)
             resets = self.rounds is not None and task.name == self.rounds.practice.reset.name
             self._current = Outcome(n.episode, task, n.stamp, reset=resets)
-            self._success = self._prepared = self._asked_reset = False
-            self._sure = 0
+            self._prepared = self._asked_reset = False
+            self._verdict.begin()
             self._shows = self.starts is not None and self.starts.is_shown(task)
-            self._asked.pop("label", None)
+            self._asking.at.pop("label", None)
         elif n.name in ("end_episode", "discard") and (ended := self._current) is not None:
             ended.discarded, ended.seconds = n.name == "discard", n.stamp - ended.begun
             ended.reason = ended.reason or n.value
@@ -225,7 +247,7 @@ class Conductor:
             self.rounds.want(why)
 
     # --------------------------------------------------------------------------------------- asking
-    def due(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def due(self, now: float) -> Requests:
         """(source, kind, fields) of what is to be sent now."""
         state = self._state
         if state is None or self.done:
@@ -240,14 +262,12 @@ class Conductor:
         if self._current is not None or not leads or state.holder not in ("", LEADER):
             return []  # (where an episode has begun, this state is older than that)
         if state.mode == Mode.IDLE.value:
-            return self._lead("arm", now)
+            return self._asking.lead("arm", now)
         if state.mode == Mode.READY.value:
             return self._between(now)
         return []
 
-    def _call(
-        self, rounds: Rounds, state: State, now: float
-    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _call(self, rounds: Rounds, state: State, now: float) -> Requests:
         """Say that help is wanted, and wait. Between episodes the task is set first that a
         person puts things back for."""
         if not rounds.practice.attended:
@@ -255,20 +275,24 @@ class Conductor:
             return []
         if not rounds.told:
             free = state.holder in ("", LEADER)
-            if state.mode == Mode.READY.value and free and not self._token:
-                return self._lead("task", now)
-            rounds.told, self._asked["note"] = True, -math.inf
+            if state.mode == Mode.READY.value and free and not self._asking.token:
+                return self._asking.lead("task", now)
+            rounds.told, self._asking.at["note"] = True, -math.inf
             self.notes.append(f"{CALL}: {rounds.wanted}; take control, help, and give control up")
-            if self._token:
-                return [self._event(LEADER, "task", now, rounds.forward.text), *self._let_go()]
-        if now - self._asked.get("note", -math.inf) < REMIND_S:
-            return self._let_go()
-        self._asked["note"] = now
-        return [self._event(LEADER, "note", now, f"{CALL}: {rounds.wanted}"), *self._let_go()]
+            if self._asking.token:
+                return (
+                    self._asking.event(LEADER, "task", now, rounds.forward.text)
+                    + self._asking.let_go()
+                )
+        if self._asking.since("note", now) < REMIND_S:
+            return self._asking.let_go()
+        self._asking.at["note"] = now
+        return (
+            self._asking.event(LEADER, "note", now, f"{CALL}: {rounds.wanted}")
+            + self._asking.let_go()
+        )
 
-    def _announce(
-        self, starts: Starts, state: State, now: float
-    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _announce(self, starts: Starts, state: State, now: float) -> Requests:
         """A person puts things back and begins: say from where. (In READY the supervisor takes that
         of its launcher, whoever has control.)"""
         if self._current is not None or state.mode != Mode.READY.value:
@@ -276,40 +300,38 @@ class Conductor:
         self._told, task = True, starts.next.text
         note = f"next: {starts.note or 'a new start'}: {task}"
         self.notes.append(note)
-        return [self._event(LEADER, "task", now, task), self._event(LEADER, "note", now, note)]
+        asking = self._asking
+        return asking.event(LEADER, "task", now, task) + asking.event(LEADER, "note", now, note)
 
-    def _between(self, now: float) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _between(self, now: float) -> Requests:
         if not self._prepared:
-            if now - self._asked.get("reset", -math.inf) < (
-                RESET_S if self._asked_reset else AGAIN_S
-            ):
+            if self._asking.since("reset", now) < (RESET_S if self._asked_reset else AGAIN_S):
                 return []
-            if not self._token:
-                return self._lead("reset", now)
+            if not self._asking.token:
+                return self._asking.lead("reset", now)
             task, how = self._next_task(), ""
             if self.rounds is not None:
                 task, how = self.rounds.next, STAY if self.rounds.begun else ""
             elif self.starts is not None:
                 task = self.starts.next
-            self._asked_reset, self._asked["reset"] = True, -math.inf
-            return [self._event(LEADER, "task", now, task.text), *self._lead("reset", now, how)]
+            self._asked_reset, self._asking.at["reset"] = True, -math.inf
+            said = self._asking.event(LEADER, "task", now, task.text)
+            return said + self._asking.lead("reset", now, how)
         if not self.plan.policy:
-            return self._let_go()
-        return self._lead("start", now)
+            return self._asking.let_go()
+        return self._asking.lead("start", now)
 
     def _next_task(self) -> Task:
         """The one that a person chose, else the plan's in turn."""
         in_turn = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
         return next((task for task in self.plan.tasks if task.text == self._chosen), in_turn)
 
-    def _during(
-        self, state: State, current: Outcome, now: float
-    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _during(self, state: State, current: Outcome, now: float) -> Requests:
         if self._shows:
             self._shows = False
             self.notes.append(f"{SHOW}: {current.task.text}")
-            return [self._event(LEADER, "note", now, self.notes[-1])]
-        verdict = self._verdict(current, now)
+            return self._asking.event(LEADER, "note", now, self.notes[-1])
+        verdict = self._verdict.of(current, now)
         if verdict:
             return self._finish(state, current, verdict, now)
         if state.mode == Mode.PAUSED.value and (self.plan.alone or self.rounds is not None):
@@ -328,62 +350,21 @@ class Conductor:
                     f"{self.notes[-1]}"
                 )
                 return []
-            return self._lead("start", now)
-        return self._let_go()
+            return self._asking.lead("start", now)
+        return self._asking.let_go()
 
-    def _verdict(self, current: Outcome, now: float) -> str:
-        if self._success:  # the simulator's word, or a confident reward's in practice
-            return "success"
-        horizon = current.task.horizon or self._horizon(current.task.name)
-        if not self.plan.policy or not horizon:
-            return ""
-        late = now - current.begun > self.plan.patience * horizon / self.control_hz + 5.0
-        return "out of time" if current.steps >= horizon or late else ""
-
-    def _horizon(self, name: str) -> int:
-        practice = self.plan.practice
-        known = (*self.plan.tasks, *([practice.reset] if practice is not None else ()))
-        return next((task.horizon for task in known if task.name == name), 0)
-
-    def _finish(
-        self, state: State, current: Outcome, verdict: str, now: float
-    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
+    def _finish(self, state: State, current: Outcome, verdict: str, now: float) -> Requests:
         """Label it, and end it once the supervisor has told everybody: labels come over a link of
         their own, and a record that has ended takes none. In PAUSED ending needs control."""
         current.reason = verdict
         if (self.plan.judged or verdict == "success") and not current.labelled_by:
-            value, by = ("success", self._seer) if verdict == "success" else ("failure", JUDGE)
-            return [self._event(by, "label", now, value)] if self._may("label", now) else []
+            value, by = (
+                ("success", self._verdict.seer) if verdict == "success" else ("failure", JUDGE)
+            )
+            may = self._asking.may("label", now)
+            return self._asking.event(by, "label", now, value) if may else []
         if state.mode == Mode.PAUSED.value:
             leads = self.plan.leads or self.rounds is not None
-            return self._lead("end", now) if leads and state.holder in ("", LEADER) else []
-        return [self._event(LEADER, "end", now, verdict)] if self._may("end", now) else []
-
-    # ---------------------------------------------------------------------------------------- words
-    def _lead(
-        self, name: str, now: float, value: str = ""
-    ) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        """Ask for ``name``, for control first where it is not held."""
-        if not self._token:
-            if not self._may("lease", now):
-                return []
-            return [(LEADER, Lease, {"ask": "request", "token": "", "force": False})]
-        return [self._event(LEADER, name, now, value)] if self._may(name, now) else []
-
-    def _let_go(self) -> list[tuple[str, type[Message], dict[str, Any]]]:
-        if not self._token:
-            return []
-        token, self._token = self._token, ""
-        return [(LEADER, Lease, {"ask": "release", "token": token, "force": False})]
-
-    def _may(self, name: str, now: float) -> bool:
-        if now - self._asked.get(name, -math.inf) < AGAIN_S:
-            return False
-        self._asked[name] = now
-        return True
-
-    def _event(
-        self, source: str, name: str, now: float, value: str = ""
-    ) -> tuple[str, type[Message], dict[str, Any]]:
-        lease = self._token if source == LEADER else ""
-        return source, Event, {"name": name, "value": value, "at": now, "lease": lease}
+            return self._asking.lead("end", now) if leads and state.holder in ("", LEADER) else []
+        may = self._asking.may("end", now)
+        return self._asking.event(LEADER, "end", now, verdict) if may else []

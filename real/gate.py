@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from real.foresight import Foresight, motion_of, of_joints, shorten, turning_of
+from real.joint_ends import CREEP, JointEnds
 from real.limits import Limits
 from real.robots.protocol import MOST, UNIT, Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
@@ -44,7 +45,6 @@ FINITE, AGE, STEP, RATE, WORKSPACE, JOINTS, IK, FORCE, GRIPPER = range(len(STAGE
 SIGNALS = sum(1 << s for s in (FINITE, AGE, WORKSPACE, JOINTS, IK, FORCE))
 
 _TINY, _HUGE = 1e-9, 1e9
-_CREEP = 0.02  # rad/s, m/s: what is this slow is at rest
 _SOON = 0.05  # seconds that it takes to stop, with a tick or two of its way bending
 _SWING = 0.05  # m: how far the hand may swing out for each radian that its turn takes to stop
 _ABSURD = 1e6  # no robot's metres, radians or degrees
@@ -89,14 +89,14 @@ class Gate:
             (x.speed, x.acceleration, x.jerk, x.step),
             (x.rotation_speed, x.rotation_acceleration, x.rotation_jerk, x.rotation_step),
         )
-        self._joint_speed = np.atleast_1d(x.joint_speed)  # [1], or of each joint
-        wide = [self._joint_speed, [x.joint_acceleration], [x.joint_jerk], [x.joint_step]]
+        self.joints = JointEnds(limits, self.gain, dt)
+        wide = [self.joints.speed, [x.joint_acceleration], [x.joint_jerk], [x.joint_step]]
         rows = wide if self.joint_space else [list(p) for p in pairs]
         self._speed, self._acceleration, self._jerk, self._step = (
             np.minimum(np.array(r), _HUGE) for r in rows
         )
         self.walls = Walls(limits, self.gain, dt)
-        self.grip, self._gripped = 0.0, -math.inf
+        self.gripper = _Gripper(limits)
         self.ahead = Foresight(limits, capabilities.gain, dt)
         self.reset()
 
@@ -129,7 +129,7 @@ class Gate:
             work[FINITE] = 1.0
             return self._refused(work, "the robot reports a pose that no arm has")
         self.ahead.see(measured)
-        if not self._sound(request, measured):
+        if not _is_request(request, measured, self.joint_space, self.turns):
             work[FINITE] = 1.0
             return self._refused(work, "")
         if (
@@ -140,8 +140,8 @@ class Gate:
             return self._refused(work, "")
         if not self.joint_space and (trip := _escapes(self.walls, measured, work)) is not None:
             return self._refused(work, trip)
-        if (beyond := self._leaving(measured)) > 0.0:
-            work[JOINTS] = beyond
+        beyond = 0.0 if self.joint_space else self.joints.leaving(measured)
+        work[JOINTS] = beyond
         too_fast, too_fast_joint = self.ahead.excess()
         work[RATE], work[IK] = too_fast, too_fast_joint
         # it brakes; a force that trips is told all the same
@@ -171,20 +171,6 @@ class Gate:
         )
 
     # --------------------------------------------------------------------------------------- stages
-    def _sound(self, request: Request, measured: Measured) -> bool:
-        if self.joint_space:
-            parts = [(request.joints, len(measured.joints))]
-        else:
-            parts = [(request.position, 3), *([(request.quaternion, 4)] if self.turns else [])]
-        if not all(
-            np.shape(value) == (size,) and bool((np.abs(value) < _ABSURD).all())
-            for value, size in parts
-        ):
-            return False  # (NaN is not below it either)
-        return math.isfinite(request.gripper) and (
-            not self.turns or float(request.quaternion @ request.quaternion) > 0.1
-        )
-
     def _refused(self, work: np.ndarray, trip: str) -> Passed:
         # (of NaN and _HUGE the latter)
         return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)
@@ -329,45 +315,12 @@ class Gate:
     def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """Slow the hand where the joints that carry it come to their ends, or would have to turn
         too fast."""
-        x, jacobian = self.limits, measured.jacobian
+        jacobian = measured.jacobian
         if jacobian is None or not velocity.any():
             return velocity
         joints = of_joints(jacobian, velocity.ravel())
-        share = 1.0
-        if x.joint_low:
-            room = self._room(joints, measured.joints)
-            share = float(
-                np.min(
-                    np.where(np.abs(joints) > room, room / np.maximum(np.abs(joints), _TINY), 1.0)
-                )
-            )
-            work[JOINTS] = (1.0 - share) * float(np.max(np.abs(joints)))
-        # times its limit, of the joint nearest to it
-        faster = share * float(np.max(np.abs(joints) / self._joint_speed))
-        if faster > 1.0:
-            work[IK] = 1.0 - 1.0 / faster
-            share /= faster
+        share, work[JOINTS], work[IK] = self.joints.share(joints, measured.joints)
         return velocity if share >= 1.0 else velocity * share
-
-    def _room(self, u: np.ndarray, joints: np.ndarray) -> np.ndarray:
-        """How fast each joint may go on in the direction of ``u``."""
-        x = self.limits
-        end = np.where(u > 0, np.array(x.joint_high) - joints, joints - np.array(x.joint_low))
-        room = np.maximum(end - x.joint_margin, 0.0)
-        hardest = min(x.joint_acceleration, _HUGE)
-        return np.minimum(
-            np.sqrt(hardest * room), (2.0 * self.gain if self.gain else 0.5 / self.dt) * room
-        )
-
-    def _leaving(self, measured: Measured) -> float:
-        """By how much (rad/s) a joint runs too fast towards its end, whatever the hand was asked to
-        do: what an arm's own controller makes of a pose is not known here. The arm's brake has the
-        margin to stop in."""
-        if self.joint_space or not self.limits.joint_low or not len(measured.joint_velocity):
-            return 0.0
-        speed = measured.joint_velocity
-        over = np.abs(speed) - self._room(speed, measured.joints) - _CREEP
-        return max(0.0, float(np.max(over)))
 
     def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """A sudden turn of the hand pushes hand and joints along: no more of it at once than
@@ -384,7 +337,7 @@ class Gate:
     def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         if not self.limits.joint_low:
             return velocity
-        room = self._room(velocity[:, 0], self._here(measured)[0])[:, None]
+        room = self.joints.room(velocity[:, 0], self._here(measured)[0])[:, None]
         kept = np.clip(velocity, -room, room)
         work[JOINTS] = _largest(velocity - kept)
         return velocity if work[JOINTS] == 0.0 else kept
@@ -418,7 +371,9 @@ class Gate:
     ) -> Reference:
         place, quaternion = self._here(measured)
         time = 1.0 / self.gain if self.gain else self.dt
-        grip = self._grip(request.gripper, now, work)
+        if not self.gripper(request.gripper, now):
+            work[GRIPPER] = 1.0
+        grip = self.gripper.state
         if self.joint_space:
             target = place + self._velocity[:, 0] * time
             self._base = (target, quaternion)
@@ -431,17 +386,40 @@ class Gate:
         self._base = (target, quaternion)
         return Reference(grip, position=target, quaternion=quaternion)
 
-    def _grip(self, wanted: float, now: float, work: np.ndarray) -> float:
-        """-1 opens, 1 closes, 0 as it is."""
-        want = (
-            math.copysign(1.0, wanted) if abs(wanted) > self.limits.gripper_threshold else self.grip
-        )
-        if want != self.grip:
-            if now - self._gripped < self.limits.gripper_lockout:
-                work[GRIPPER] = 1.0
-            else:
-                self.grip, self._gripped = want, now
-        return self.grip
+
+class _Gripper:
+    """What the gripper was told last: a threshold, and a lock-out after each change."""
+
+    def __init__(self, limits: Limits):
+        self.limits, self.state, self._changed = limits, 0.0, -math.inf
+
+    def __call__(self, wanted: float, now: float) -> bool:
+        """Take what is ``wanted`` (-1 opens, 1 closes, 0 as it is) into ``state``; False where it
+        comes too soon."""
+        firm = abs(wanted) > self.limits.gripper_threshold
+        want = math.copysign(1.0, wanted) if firm else self.state
+        if want == self.state:
+            return True
+        if now - self._changed < self.limits.gripper_lockout:
+            return False
+        self.state, self._changed = want, now
+        return True
+
+
+def _is_request(request: Request, measured: Measured, joint_space: bool, turns: bool) -> bool:
+    """Whether all is there that a target needs, in numbers that one may be."""
+    if joint_space:
+        parts = [(request.joints, len(measured.joints))]
+    else:
+        parts = [(request.position, 3), *([(request.quaternion, 4)] if turns else [])]
+    if not all(
+        np.shape(value) == (size,) and bool((np.abs(value) < _ABSURD).all())
+        for value, size in parts
+    ):
+        return False  # (NaN is not below it either)
+    return math.isfinite(request.gripper) and (
+        not turns or float(request.quaternion @ request.quaternion) > 0.1
+    )
 
 
 def _is_pose(measured: Measured, limits: Limits, joint_space: bool, turns: bool) -> bool:
@@ -473,7 +451,7 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
             np.array(x.joint_high) - measured.joints,
             measured.joints - np.array(x.joint_low),
         )
-        ending = np.flatnonzero((room < 0.5 * x.joint_margin) & (np.abs(speed) > _CREEP))
+        ending = np.flatnonzero((room < 0.5 * x.joint_margin) & (np.abs(speed) > CREEP))
         if len(ending):
             work[JOINTS] = float(np.max(np.abs(speed[ending])))
             return f"joint {ending[0] + 1} runs into its end"
@@ -481,7 +459,7 @@ def _escapes(walls: Walls, measured: Measured, work: np.ndarray) -> str | None:
     soon = min(_SOON, 0.5 / walls.gain) if walls.gain else _SOON
     ahead = measured.position + soon * motion
     now, then = walls.beyond(measured.position), walls.beyond(ahead)
-    if then > now + 0.1 * soon * _CREEP and (reach := then + _swing(walls.gain, measured)) > 0.0:
+    if then > now + 0.1 * soon * CREEP and (reach := then + _swing(walls.gain, measured)) > 0.0:
         work[WORKSPACE] = reach
         pause = now > 0.0 and then > 0.5 * walls.braking
         return (

@@ -45,7 +45,7 @@ _INPUT_S = 1.0 / 30.0  # of an operator's device
 _M = TypeVar("_M", bound=Message)
 
 
-class Scorer(Protocol):
+class _Scorer(Protocol):
     """What says of the running episode how far it is (`vla_rl.robot.reward_process.Live`)."""
 
     @property
@@ -94,7 +94,7 @@ class Lockstep:
         self._good, self._told = 0, False
         self._teleop: TeleopClient | None = None
         self._looked = -1.0  # the operator
-        self._scorer: Scorer | None = None
+        self._scorer: _Scorer | None = None
         self._guests: dict[str, Callable[[Message], None]] = {}
         self.silent: set[str] = set()  # sources that hang, or are gone: they say nothing
         self.others: dict[str, tuple[Decide, str]] = {}  # as of `Acting`
@@ -115,9 +115,9 @@ class Lockstep:
     def leave(self, source: str) -> None:
         """Its connection ends, as that of a process that was killed does."""
         self.silent.add(source)
-        self.supervisor.left(source)
+        self.supervisor.reception.left(source)
 
-    def scored(self, scorer: Scorer) -> None:
+    def scored(self, scorer: _Scorer) -> None:
         """Let a reward judge each episode as it runs, from now on."""
         self._scorer = scorer
         self.send(_REWARD, Hello, role="viewer", pid=1)
@@ -161,13 +161,13 @@ class Lockstep:
     def _step(self, conductor: Conductor, policy: Acting | None) -> None:
         """One tick of the supervisor, and what everybody says to it before."""
         self._tick += 1
-        now = self.now = 1.0 + self._tick / self.supervisor.config.hz
+        now = self.now = 1.0 + self._tick / self.supervisor.session.config.hz
         self.robot.advance_to(now)
         self._judge(conductor)
         wanted = policy is not None and policy.wants
         hz = self.config.camera_hz or 20.0
         # what a person does is decided on at every control step
-        if self.supervisor.modes.mode is Mode.HUMAN:
+        if self.supervisor.session.modes.mode is Mode.HUMAN:
             hz = max(hz, self.robot.embodiment.control_hz)
         if wanted or now - self._shown >= 1.0 / hz - 1e-6:
             self._shown = now
@@ -217,7 +217,7 @@ class Lockstep:
             self._resets, self._good, self._told = self.robot.begun, 0, False
             conductor.judged("began")
         self._good = self._good + 1 if self.world.success() else 0
-        lasted = self._good * self.robot.embodiment.control_hz >= self.supervisor.config.hz
+        lasted = self._good * self.robot.embodiment.control_hz >= self.supervisor.session.config.hz
         if lasted and not self._told:
             self._told = True
             conductor.judged("success")
@@ -240,7 +240,7 @@ class Lockstep:
                 width=width,
                 channels=channels,
             )
-            self.supervisor.see(frame)
+            self.supervisor.reception.see(frame)
 
     def send(
         self, source: str, kind: type[_M], valid_s: float = float("inf"), /, **fields: Any
@@ -250,7 +250,7 @@ class Lockstep:
         return message
 
     def _spread(self, conductor: Conductor, policy: Acting | None) -> None:
-        outbox, self.supervisor.outbox = self.supervisor.outbox, []
+        outbox, self.supervisor.session.outbox = self.supervisor.session.outbox, []
         for client, message in outbox:
             if client in (None, LEADER):
                 conductor.hear(message)

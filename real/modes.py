@@ -154,10 +154,6 @@ class Modes:
     def moving(self) -> bool:
         return self.mode in MOVING
 
-    @property
-    def in_episode(self) -> bool:
-        return self.mode in IN_EPISODE
-
     def invalidate(self) -> None:
         """What was inferred until now is void (a stale observation, a gate that tripped), in the
         same mode."""

@@ -1,4 +1,4 @@
-"""Video encoders: a clip of any length becomes one vector. `VideoEncoder` is the interface;
+"""Video encoders: a clip of any length becomes one vector. `_VideoEncoder` is the interface;
 `make_encoder` picks one.
 
 "pooled" needs no weights and costs next to nothing on a CPU; "timm" averages the features of an
@@ -24,7 +24,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ImageFeatures = Callable[[Tensor], Tensor]  # uint8 [n H W 3] → float32 [n d]
 
 
-class VideoEncoder(Protocol):
+class _VideoEncoder(Protocol):
     """Clips uint8 [t H W 3], each of its own length t >= 1, become float32 [b d] on the CPU."""
 
     def encode(self, clips: Sequence[Tensor]) -> Tensor: ...
@@ -32,7 +32,7 @@ class VideoEncoder(Protocol):
 
 def make_encoder(
     config: EncoderConfig, policy_features: ImageFeatures | None = None
-) -> VideoEncoder:
+) -> _VideoEncoder:
     """The encoder of ``config``; ``policy_features`` serves type "policy". Raises `ConfigError`
     where it is missing."""
     if config.type == "pooled":

@@ -33,7 +33,7 @@ from reward_models.settings import PairwiseConfig
 from vla_rl.types import Trajectory
 
 
-class PairHead(nn.Module):
+class _PairHead(nn.Module):
     """Delta in −1 … 1 of pairs of features [n width], and the logit of being done."""
 
     def __init__(self, width: int):
@@ -50,10 +50,10 @@ class PairHead(nn.Module):
 class PairwiseCritic(LearnedReward):
     kind = "pairwise"
     config: PairwiseConfig
-    head: PairHead
+    head: _PairHead
 
-    def make_head(self, width: int) -> PairHead:
-        return PairHead(width)
+    def make_head(self, width: int) -> _PairHead:
+        return _PairHead(width)
 
     # ------------------------------------------------------------------------------------- training
     def before_fit(self, table: FrameTable) -> dict[str, float]:

@@ -25,7 +25,7 @@ from reward_models.settings import ProcessConfig
 from vla_rl.types import EmbodimentSpec
 
 
-class ProcessHead(nn.Module):
+class _ProcessHead(nn.Module):
     """Per frame: logit of leading to a milestone, logit of the share passed, logit of being
     done."""
 
@@ -40,7 +40,7 @@ class ProcessHead(nn.Module):
 class ProcessReward(LearnedReward):
     kind = "process"
     config: ProcessConfig
-    head: ProcessHead
+    head: _ProcessHead
 
     def __init__(self, config: ProcessConfig):
         super().__init__(config)
@@ -57,8 +57,8 @@ class ProcessReward(LearnedReward):
         self._gripper, self._position = self._gripper or gripper, self._position or position
         self._seconds = self._seconds or stride / embodiment.control_hz
 
-    def make_head(self, width: int) -> ProcessHead:
-        return ProcessHead(width)
+    def make_head(self, width: int) -> _ProcessHead:
+        return _ProcessHead(width)
 
     def before_fit(self, table: FrameTable) -> dict[str, float]:
         if not self._gripper and not self._position:

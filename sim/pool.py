@@ -40,7 +40,7 @@ _CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class WorkerStats:
+class _WorkerStats:
     """What one worker (and those it replaced) did: seconds inside the simulator, and counts."""
 
     pid: int
@@ -178,13 +178,9 @@ class ProcessPool:
     def restarts(self) -> int:
         return sum(w.restarts for w in self._workers)
 
-    @property
-    def shared_bytes(self) -> int:
-        return sum(shared.size for shared in self._shared)
-
-    def worker_stats(self) -> list[WorkerStats]:
+    def worker_stats(self) -> list[_WorkerStats]:
         return [
-            WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
+            _WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
             for w in self._workers
         ]
 

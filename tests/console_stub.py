@@ -20,7 +20,7 @@ from real import messages as m
 from real.console.link import SocketLink
 from real.console.server import Console
 from real.console.settings import ConsoleConfig
-from real.modes import By, Mode, Modes
+from real.modes import IN_EPISODE, By, Mode, Modes
 
 HZ = 50.0
 STAGES = ("finite", "age", "step", "rate", "box", "joints", "ik", "force", "gripper")
@@ -177,12 +177,12 @@ class StubSupervisor:
         human = (*self.input.axes, self.input.gripper) if driven else ()
         if driven:
             self.position += 0.25 / HZ * np.array(self.input.axes[:3])
-        if self.modes.in_episode and mode is not Mode.PAUSED:
+        if self.modes.mode in IN_EPISODE and mode is not Mode.PAUSED:
             self.step += 1
         self._state(now, mode, driven, human)
         if self.tick % self.frame_every == 0 and not self.dark:
             self._frames(now)
-        if self.tick % 10 == 0 and self.modes.in_episode:
+        if self.tick % 10 == 0 and self.modes.mode in IN_EPISODE:
             self.send(
                 m.Progress,
                 model="classifier",
@@ -202,7 +202,7 @@ class StubSupervisor:
             mode=mode.value,
             holder=self.holder,
             episode=self.modes.episode,
-            step=self.step if self.modes.in_episode else -1,
+            step=self.step if self.modes.mode in IN_EPISODE else -1,
             step_done=mode in (Mode.AUTO, Mode.HUMAN),
             proprio=(x, y, z),
             pose=(0.4 + x, y, 0.3 + z, 1.0, 0.0, 0.0, 0.0),

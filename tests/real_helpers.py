@@ -109,8 +109,10 @@ class Rig:
         self._collect()
 
     def _collect(self) -> None:
-        self.said += [(to, m) for to, m in self.supervisor.outbox if not isinstance(m, State)]
-        self.supervisor.outbox.clear()
+        self.said += [
+            (to, m) for to, m in self.supervisor.session.outbox if not isinstance(m, State)
+        ]
+        self.supervisor.session.outbox.clear()
 
     def lease(self, name: str = "operator", force: bool = False) -> bool:
         self.send(name, Lease, ask="request", token="", force=force)
@@ -136,7 +138,7 @@ class Rig:
         """From the policy, of what is current unless changed."""
         self.decision += 1
         fields = {
-            "epoch": self.supervisor.modes.epoch,
+            "epoch": self.supervisor.session.modes.epoch,
             "start": 0,
             "hz": 20.0,
             "decision": self.decision,
@@ -186,7 +188,7 @@ class Rig:
 
     @property
     def mode(self) -> str:
-        return self.supervisor.modes.mode.value
+        return self.supervisor.session.modes.mode.value
 
     def notices(self, name: str = "") -> list[str]:
         return [m.value for _, m in self.said if isinstance(m, Notice) and name in ("", m.name)]

@@ -30,6 +30,7 @@ from vla_rl import build
 from vla_rl import config as configs
 from vla_rl.algorithms import conservative, critics
 from vla_rl.algorithms.actor_critic import SAC, TD3, rewards_to_go
+from vla_rl.algorithms.anchor import Anchor
 from vla_rl.algorithms.dsrl import DSRL
 from vla_rl.algorithms.iql import IQL, IQLThenSAC, advantage_weights, expectile_loss
 from vla_rl.algorithms.parl import PARL
@@ -1020,7 +1021,7 @@ def test_an_anchor_is_what_the_actor_did_as_the_first_episode_began():
         frames = algorithm.annotate(trajectory, rewards)
         noise = algorithm._noise(3)
         latents = [p.propose(p.encode(frames), frames, noise)[0] for p in (policy, then)]
-        drift = float(algorithm._drift(latents[0], frames, noise))
+        drift = float(algorithm._anchor.drift(latents[0], frames, noise))
     assert drift == pytest.approx(float((latents[0] - latents[1]).square().mean())) and drift > 0.0
 
 
@@ -1037,7 +1038,7 @@ def test_an_anchor_holds_the_spread_too():
         last.bias.copy_(
             torch.cat([torch.zeros(policy.latent_dim), torch.full((policy.latent_dim,), -0.5)])
         )
-        algorithm._anchor = algorithm._copy_of_actor()
+        algorithm._anchor = Anchor(algorithm.policy)
         narrow = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
         last.bias[policy.latent_dim :] = -0.3
         wide = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
@@ -1048,7 +1049,7 @@ def test_an_anchor_holds_the_spread_too():
         }
         noise = algorithm._noise(20000)
         latent, _ = policy.propose(policy.encode(frames), frames, noise)
-        drift = float(algorithm._drift(latent, frames, noise))
+        drift = float(algorithm._anchor.drift(latent, frames, noise))
     assert wide > 1.2 * narrow and wide < 0.2
     assert drift == pytest.approx((wide - narrow) ** 2, rel=0.1)
 
@@ -1066,12 +1067,8 @@ def test_an_anchors_weight_stays_or_falls_to_what_is_to_stay(over, warmup, floor
     """It falls from the actor's first step: after the updates before the first episode, and the
     critics' warm-up."""
     algorithm = anchored(anchor_updates=over, critic_warmup=warmup, anchor_floor=floor)
-    assert algorithm._anchor_weight() == 0.0  # none yet
-    algorithm._anchor = algorithm._copy_of_actor()
-    found = []
-    for algorithm.updates in (2, 52, 1000):
-        found.append(algorithm._anchor_weight())
-    assert found == weights
+    assert algorithm._anchor is None
+    assert [Anchor.weight(algorithm.config, updates) for updates in (2, 52, 1000)] == weights
 
 
 def test_an_encoder_that_stays_learns_before_the_first_episode_alone():

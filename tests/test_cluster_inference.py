@@ -114,7 +114,7 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(parts):
     ]
     for thread in threads:
         thread.start()
-    while len(actor._asked) < 3:
+    while len(actor._batches._waiting) < 3:
         threading.Event().wait(0.01)
     actor.weights(*packed_weights(1, learned_weights(policy)))
     for thread in threads:

@@ -232,9 +232,16 @@ def test_conservative_values_of_choices_before_the_first_episode():
     batch = draw(16)
     frames, after = dict(batch.extra), dict(batch.next_extra)
     encoded = policy.encode(frames)
-    offline = algorithm._choice_loss(batch, encoded, frames, after)
-    algorithm.updates = 1
-    online = algorithm._choice_loss(batch, encoded, frames, after)
+    learned = functools.partial(
+        gripper_choices.learned,
+        policy,
+        algorithm._target,
+        batch,
+        encoded,
+        (frames, after),
+        config.gripper_penalty,
+    )
+    offline, online = learned(config.conservative_weight), learned(0.0)
     # All values are 0, and none lies above what the data earned: the gap is log-mean-exp(return) =
     # the return.
     expected = 3.0 * float(frames["return"].mean())

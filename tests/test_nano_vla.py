@@ -332,7 +332,7 @@ def test_impossible_bins_have_no_probability_and_the_mean_mode_mixes():
     assert set(output.chunk.actions[..., 2].unique().tolist()) == {-1.0, 1.0}
     mean = policy.act(observe(4), deterministic=True)
     logits, _ = policy.logits_and_value(observe(4))
-    centers = policy.bin_centers.clone()
+    centers = policy.bins.centers.clone()
     centers[2, 2:] = 0
     torch.testing.assert_close(mean.chunk.actions, (logits.softmax(-1) * centers).sum(-1))
     assert torch.isfinite(mean.behavior_log_prob).all()
@@ -403,7 +403,7 @@ def test_statistics():
 def test_overfits_a_small_batch(changes: dict):
     policy = NanoVLA(dataclasses.replace(TINY, **changes), SPEC)
     observation = observe(8)
-    actions = decode_actions(torch.randint(0, 9, (8, 3, 3)), policy.bin_centers)
+    actions = decode_actions(torch.randint(0, 9, (8, 3, 3)), policy.bins.centers)
     valid = torch.ones(8, 3, dtype=torch.bool)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(120):
@@ -439,7 +439,7 @@ def test_soft_labels():
     policy = make(soft_label_sigma=1.0, binary_gripper=True)
     # half a bin up
     actions = torch.tensor([[[0.0, 0.02, 1.0]]]).expand(1, 3, 3) + torch.tensor([0.00625, 0.0, 0.0])
-    soft = policy._soft_labels(actions, policy.encode_actions(actions))
+    soft = policy.bins.soft_labels(actions, policy.encode_actions(actions))
     torch.testing.assert_close(soft.sum(-1), torch.ones(1, 3, 3))
     assert soft[0, 0, 2].tolist() == [0.0, 1.0] + [0.0] * 7, "two bins get hard labels"
     torch.testing.assert_close(soft[0, 0, 0, 4], soft[0, 0, 0, 5])
@@ -486,9 +486,9 @@ def test_soft_labels_are_no_wider_than_the_data_in_that_dimension():
     # none, half a bin of nine, more than a bin
     stats = dataclasses.replace(wide, std=(0.0, 0.5 * 0.015, wide.std[2]))
     policy = NanoVLA(dataclasses.replace(TINY, soft_label_sigma=1.0), SPEC, action_stats=stats)
-    torch.testing.assert_close(policy.label_sigma, torch.tensor([1e-3, 0.5, 1.0]))
+    torch.testing.assert_close(policy.bins.label_sigma, torch.tensor([1e-3, 0.5, 1.0]))
     actions = torch.tensor([[[0.0, 0.02, 0.0]]]).expand(1, 3, 3)  # the middle of each
-    soft = policy._soft_labels(actions, policy.encode_actions(actions))[0, 0]
+    soft = policy.bins.soft_labels(actions, policy.encode_actions(actions))[0, 0]
     assert soft[0].tolist() == [0.0] * 4 + [1.0] + [0.0] * 4, "what never moves has hard labels"
     torch.testing.assert_close(soft[1, 5] / soft[1, 4], torch.tensor(-2.0).exp())
     torch.testing.assert_close(soft[2, 5] / soft[2, 4], torch.tensor(-0.5).exp())

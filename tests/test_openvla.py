@@ -378,10 +378,10 @@ def test_pixels_are_normalised_by_the_files_constants(folder):
     policy = load(folder)
     # tvf_normalize_params wins over means: (128/255 - 0.484375) / 0.228515625 = 0.07696, not the
     # 0.07406 of ImageNet's 0.485
-    assert float((128 / 255 - policy.pixel_mean_0[0]) / policy.pixel_std_0[0]) == pytest.approx(
-        0.07696, abs=2e-5
-    )
-    assert float(policy.pixel_mean_1[0]) == 0.5
+    assert float(
+        (128 / 255 - policy.pictures.mean_0[0]) / policy.pictures.std_0[0]
+    ) == pytest.approx(0.07696, abs=2e-5)
+    assert float(policy.pictures.mean_1[0]) == 0.5
 
 
 # ---------------------------------------------------------------------------------------- the model
@@ -413,7 +413,7 @@ def reference_logits(
     for i in range(len(observation)):
         row = observation[i : i + 1]
         ids = torch.tensor([policy.tokenizer.encode(row.instruction[0])])
-        patches = policy._vision_tokens(policy.pixels(row))
+        patches = policy._vision_tokens(policy.pictures.pixels(row))
         if policy.config.use_proprio:
             low, high = policy.proprio_low, policy.proprio_high
             state = (2 * (row.proprio - low) / (high - low + 1e-8) - 1).clamp(-1, 1)
@@ -628,7 +628,7 @@ def test_l1_head_acts_and_learns(tmp_path):
     torch.testing.assert_close(alone, output.chunk.actions[1:2], rtol=1e-4, atol=1e-4)
     # hidden states of a control step joined -> LayerNorm -> Linear -> ReLU -> 2 residual blocks ->
     # LayerNorm -> Linear
-    hidden = policy._parallel(policy._prefix(observation))
+    hidden = policy.sequences.parallel(policy.prefix(observation))
     x, head = hidden.reshape(3, 2, 7 * 32), policy.action_head.model
     x = F.layer_norm(x, (224,), head.layer_norm1.weight, head.layer_norm1.bias)
     x = F.relu(F.linear(x, head.fc1.weight, head.fc1.bias))

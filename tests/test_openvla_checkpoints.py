@@ -27,7 +27,8 @@ from policies.actors.settings import ResidualConfig
 from policies.normalization import VectorStats
 from policies.openvla import OpenVLA, OpenVLAL1
 from policies.openvla.config import OpenVLAConfig
-from policies.openvla.policy import statistics_of
+from policies.openvla.statistics import statistics_of
+from policies.openvla.weights import lora_targets
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.build import implementation, policy_class
 from vla_rl.checkpoint import load_policy, save_checkpoint
@@ -164,12 +165,12 @@ def test_lora_on_bfloat16_weights_is_trained_in_float32(folder, tmp_path):
 
 
 def test_lora_targets_and_frozen_vision(folder):
-    names = load(
-        folder, freeze_vision=True, lora_rank=2, lora_targets=["q_proj", "fc1"]
-    ).lora_target_names()
+    names = lora_targets(
+        load(folder, freeze_vision=True, lora_rank=2, lora_targets=["q_proj", "fc1"])
+    )
     assert all(n.rpartition(".")[2] in ("base_layer", "q_proj", "fc1", "default") for n in names)
     policy = load(folder)
-    wide = policy.lora_target_names()
+    wide = lora_targets(policy)
     assert "language_model.model.layers.0.self_attn.q_proj" in wide and "projector.fc3" in wide
     assert not any("lm_head" in n or "blocks.2." in n or "attn_pool" in n for n in wide)
     with pytest.raises(ConfigError, match="names no linear layer"):

@@ -153,7 +153,7 @@ def test_nothing_is_left_after_close():
         ask(pool, [0], lambda slot: pool.start(slot, _specs(1)[0]))
         pids = [worker.pid for worker in pool.worker_stats()]
         mapped = Path("/proc/self/maps").read_text().count("vla-rl-pool")
-        assert mapped >= 1 and pool.shared_bytes > 0
+        assert mapped >= 1
     assert Path("/proc/self/maps").read_text().count("vla-rl-pool") == mapped - 1
     assert not any(is_running(pid) for pid in pids)
     assert all(sorted(os.listdir(path)) == before for path, before in names.items())

@@ -127,7 +127,7 @@ def test_a_person_drives_it_by_axes_behind_the_gate(tmp_path):
     )
     supervisor.receive(2, person.make(Hello, role="teleop", pid=1), clock())
     supervisor.receive(2, person.make(Lease, ask="request", token="", force=False), clock())
-    token = next(m.token for _, m in supervisor.outbox if isinstance(m, Grant))
+    token = next(m.token for _, m in supervisor.session.outbox if isinstance(m, Grant))
     for name in ("arm", "takeover"):
         supervisor.receive(2, person.make(Event, name=name, value="", at=0.0, lease=token), clock())
     start, speeds = arm.observe().position, []

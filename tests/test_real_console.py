@@ -287,7 +287,7 @@ def test_replayed_malformed_and_oversized_messages(session):
         await page.socket.send_str(
             page.text("input", d=True, a=[1] * 6, g=0, keys=[], t=page.now() - 5)
         )
-        await page.until(lambda: session.console.hub.counts["stale"] == 1)
+        await page.until(lambda: session.console.hub.pages.counts["stale"] == 1)
         assert len(session.stub.inputs()) == count
         await page.socket.send_str("x" * (MAX_TEXT_BYTES + 1))
         await page.until(lambda: page.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
@@ -400,7 +400,7 @@ def test_a_link_that_watches_does_nothing_else(session):
 
 def test_an_operator_chooses_among_the_sessions_tasks(session):
     async def work():
-        session.console.hub.facts = Facts(
+        session.console.hub.requests.facts = Facts(
             ("lift: lift the cube", "stack: stack the cubes"), "outputs/a/checkpoints/rl"
         )
         page = await Page(session).open()
@@ -539,9 +539,9 @@ def test_a_page_that_acknowledges_nothing_gets_four_pictures(session):
     async def work():
         page = await Page(session).open()
         await page.until(lambda: len(page.pictures) >= WINDOW)
-        sent = session.console.hub.counts["pictures"]
-        await page.until(lambda: session.console.hub.counts["pictures"] >= sent + 8)
-        viewer = session.console.hub.viewers[0]
+        sent = session.console.hub.pages.counts["pictures"]
+        await page.until(lambda: session.console.hub.pages.counts["pictures"] >= sent + 8)
+        viewer = session.console.hub.pages.viewers[0]
         assert viewer.out.on_the_way <= WINDOW and viewer.out.waiting <= 2
         assert viewer.out.dropped > 0
         await page.close()

@@ -41,7 +41,7 @@ def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
     supervisor.receive(1, policy.make(Hello, role="policy", pid=1), clock())
     supervisor.receive(2, person.make(Hello, role="teleop", pid=1), clock())
     supervisor.receive(2, person.make(Lease, ask="request", token="", force=False), clock())
-    token = next(m.token for _, m in supervisor.outbox if isinstance(m, Grant))
+    token = next(m.token for _, m in supervisor.session.outbox if isinstance(m, Grant))
     for name in ("arm", "start"):
         supervisor.receive(2, person.make(Event, name=name, value="", at=0.0, lease=token), clock())
     # 40 a second, to the joint's very end
@@ -59,7 +59,7 @@ def test_a_registered_robot_is_driven_within_its_limits(paper_arm, tmp_path):
                 "delay": 0,
                 "obs_stamp": clock(),
             }
-            epoch = supervisor.modes.epoch
+            epoch = supervisor.session.modes.epoch
             supervisor.receive(
                 1,
                 policy.make(Chunk, 0.15, epoch=epoch, start=0, actions=tuple(targets), **fields),

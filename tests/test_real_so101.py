@@ -297,7 +297,9 @@ class Served:
         self._writer, self._tick = Writer("operator", time.monotonic), -1
         self.send(Hello, role="teleop", pid=1)
         self.send(Lease, ask="request", token="", force=False)
-        self.token = next(m.token for _, m in self.supervisor.outbox if isinstance(m, Grant))
+        self.token = next(
+            m.token for _, m in self.supervisor.session.outbox if isinstance(m, Grant)
+        )
 
     def send(self, kind, **fields):
         self.supervisor.receive(1, self._writer.make(kind, **fields), time.monotonic())
@@ -308,10 +310,10 @@ class Served:
 
     def until(self, mode: Mode, seconds: float = 5.0) -> None:
         end = time.monotonic() + seconds
-        while self.supervisor.modes.mode is not mode:
+        while self.supervisor.session.modes.mode is not mode:
             assert time.monotonic() < end, (
-                self.supervisor.modes.mode,
-                self.supervisor.modes.faults,
+                self.supervisor.session.modes.mode,
+                self.supervisor.session.modes.faults,
             )
             self.run(1)
 
@@ -323,7 +325,7 @@ class Served:
             time.sleep(DT)
 
     def close(self) -> None:
-        self.supervisor.robot.close()
+        self.supervisor.session.robot.close()
         self.server.orphaned()
         self._thread.join(5.0)
         self.server.server.close()
@@ -347,28 +349,28 @@ def test_whatever_the_bus_raises_the_arm_holds_under_a_latched_fault(writes, bus
         for error in KINDS:
             session.say("arm", "takeover")
             session.run(3)
-            assert session.supervisor.modes.mode is Mode.HUMAN, error
+            assert session.supervisor.session.modes.mode is Mode.HUMAN, error
             made.fault = raising(error, made.reads + 1, writes=writes)
             if writes:
-                session.supervisor.robot.command(Reference(0.0, joints=np.full(6, 12.0)))
+                session.supervisor.session.robot.command(Reference(0.0, joints=np.full(6, 12.0)))
             session.until(Mode.FAULT)
             told = len(made.goals)
-            session.supervisor.robot.command(Reference(0.0, joints=np.full(6, 50.0)))
+            session.supervisor.session.robot.command(Reference(0.0, joints=np.full(6, 50.0)))
             session.run(5)
             assert (
-                session.supervisor.modes.mode is Mode.FAULT
-                and FAILED in session.supervisor.modes.faults
+                session.supervisor.session.modes.mode is Mode.FAULT
+                and FAILED in session.supervisor.session.modes.faults
             ), error
             assert all(max(goal.values()) < 20.0 for goal in made.goals[told:]), (
                 "stopped: what comes later is not done"
             )
             reasons = [
                 m.value
-                for _, m in session.supervisor.outbox
+                for _, m in session.supervisor.session.outbox
                 if isinstance(m, Notice) and m.name == "fault"
             ]
             assert any(type(error).__name__ in why for why in reasons), (error, reasons)
-            session.supervisor.outbox.clear()
+            session.supervisor.session.outbox.clear()
             session.say("ack")
             session.until(Mode.IDLE)
         assert all(made.torque.values()) and made.calls.count("limp") == 1, (
@@ -514,9 +516,10 @@ def test_a_measurement_that_cannot_be_used_is_a_lost_robot(name, value):
     assert supervisor.tick(0, 0.01).faults == ()
     robot.says = told(**{name: value})
     with pytest.raises(RobotLost, match="telling"):
-        supervisor.robot.observe()
+        supervisor.session.robot.observe()
     assert (
-        supervisor.tick(1, 0.02).faults == ("robot lost",) and supervisor.modes.mode is Mode.FAULT
+        supervisor.tick(1, 0.02).faults == ("robot lost",)
+        and supervisor.session.modes.mode is Mode.FAULT
     )
 
 
@@ -527,7 +530,7 @@ def test_what_is_no_measurement_is_a_lost_robot(says):
     supervisor = Supervisor(Guarded(robot), robot.limits, SupervisorConfig(), 0.0)
     assert supervisor.tick(0, 0.01).faults == ("robot lost",)
     with pytest.raises(RobotLost, match="instead of a Measured"):
-        supervisor.robot.observe()
+        supervisor.session.robot.observe()
 
 
 @pytest.mark.parametrize(

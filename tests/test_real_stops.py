@@ -271,7 +271,7 @@ def test_an_acknowledgement_is_not_of_what_came_after_it():
         rig = Rig(point_robot(clock, Fault("reflex", 0.5, 0.4)), clock).auto()
         rig.chunk(np.zeros((20, len(rig.robot.embodiment.action_names))))
         rig.run(0.6)
-        assert rig.supervisor.modes.mode is Mode.FAULT, later
+        assert rig.supervisor.session.modes.mode is Mode.FAULT, later
         clear, rig.robot.clear = rig.robot.clear, lambda: None  # its errors take their time to go
         rig.event("ack")
         rig.run(0.05)
@@ -279,7 +279,7 @@ def test_an_acknowledgement_is_not_of_what_came_after_it():
         rig.run(0.05)
         clear()
         rig.run(1.2)
-        assert rig.supervisor.modes.mode is Mode.FAULT, later
+        assert rig.supervisor.session.modes.mode is Mode.FAULT, later
         said = [m.value for _, m in rig.said if isinstance(m, Notice) and m.name == "ack"]
         assert any("came after it" in value for value in said), later
 
@@ -291,7 +291,7 @@ def test_only_a_session_that_ends_in_order_says_farewell(server):
         stopped: list[str] = []
         loop = Loop.__new__(Loop)
         rig = Rig(point_robot(Clock()), Clock())
-        rig.supervisor.clients = dict.fromkeys(server.connections)
+        rig.supervisor.session.clients = dict.fromkeys(server.connections)
         loop.supervisor, loop.server = (
             rig.supervisor,
             SimpleNamespace(connections=server.connections, send=server.send, close=lambda: None),
@@ -299,7 +299,7 @@ def test_only_a_session_that_ends_in_order_says_farewell(server):
         loop.robot = SimpleNamespace(
             stop=partial(stopped.append, "stop"), close=partial(stopped.append, "close")
         )
-        rig.supervisor._notice("note", "", "supervisor")
+        rig.supervisor.session.notice("note", "", "supervisor")
         loop.close(in_order)
         assert [m.name for m in client.newest() if isinstance(m, Notice)] == said
         assert stopped == (["close"] if in_order else ["stop", "close"])
@@ -461,7 +461,7 @@ def test_a_page_that_says_too_much_can_still_stop_the_arm_and_is_told_what_was_r
             "value": "",
             "at": clock(),
         }
-        hub.hear_page(page, json.dumps(text))
+        hub.requests.hear(page, json.dumps(text))
 
     for _ in range(200):
         say("note")

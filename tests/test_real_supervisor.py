@@ -76,7 +76,7 @@ def test_a_takeover_in_mid_chunk_leaves_nothing_of_the_policy():
     session.run(0.3)
     session.dead_man, session.axes = True, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
     session.tick += (2 - session.tick) % 3  # the device speaks in the next tick
-    pressed, epoch = session.clock(), session.supervisor.modes.epoch
+    pressed, epoch = session.clock(), session.supervisor.session.modes.epoch
     states = session.run(0.3)
     assert session.mode == "HUMAN" and all(s.mode == "HUMAN" and s.policy == () for s in states)
     assert next(s.tick for s in states if s.is_human) == states[0].tick, (
@@ -85,7 +85,7 @@ def test_a_takeover_in_mid_chunk_leaves_nothing_of_the_policy():
     north = np.array([v[:3] for v in targets_since(session, pressed)])
     assert len(north) == 29 and (np.diff(north[:, 1])[4:] > -1e-9).all()
     session.chunk([EAST], epoch=epoch)  # what the policy infers meanwhile
-    assert session.supervisor.refused["chunk in HUMAN"] == 1
+    assert session.supervisor.session.refused["chunk in HUMAN"] == 1
     done = [s for s in states if s.step_done]
     assert len(done) == 6 and all(s.is_human and s.human == (0.0, 0.05, 0.0, -1.0) for s in done)
     np.testing.assert_allclose(done[-1].sent[:3], (0.0, 0.05, 0.0), atol=1e-9)
@@ -99,12 +99,12 @@ def test_the_seam_of_a_takeover_keeps_acceleration_and_jerk():
     def watch(seconds: float) -> None:
         for _ in range(round(seconds / DT)):
             session.run(DT)
-            velocities.append(session.supervisor.gate.velocity[:3])
+            velocities.append(session.supervisor.session.gate.velocity[:3])
 
     watch(0.5)
     session.dead_man, session.axes = True, (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     watch(0.3)
-    limits = session.supervisor.limits
+    limits = session.supervisor.session.limits
     acceleration = np.diff(velocities, axis=0) / DT
     assert np.linalg.norm(acceleration, axis=1).max() <= limits.acceleration + 1e-6
     assert np.linalg.norm(np.diff(acceleration, axis=0), axis=1).max() <= limits.jerk * DT * 1.001
@@ -117,7 +117,7 @@ def test_letting_go_holds_and_only_a_key_hands_back():
     assert session.mode == "HUMAN"
     session.dead_man = False
     session.run(0.1)
-    assert session.mode == "PAUSED" and session.supervisor.modes.episode == 1
+    assert session.mode == "PAUSED" and session.supervisor.session.modes.episode == 1
     still = session.clock()
     session.chunk([EAST] * 10)
     session.run(1.0)
@@ -138,7 +138,7 @@ def test_a_dead_policy_makes_the_arm_hold_and_then_latches(how, gain):
     assert moving == pytest.approx(0.25, abs=0.03)
     session.alive.discard("policy")
     if how == "killed":
-        session.supervisor.left("policy")
+        session.supervisor.reception.left("policy")
     session.run(0.3)
     limit = 0.02 if how == "killed" else 0.17
     last_target = max(t for t, _ in session.robot.log.targets)
@@ -151,7 +151,7 @@ def test_a_dead_policy_makes_the_arm_hold_and_then_latches(how, gain):
     assert np.linalg.norm(path[-1][1] - start) <= (0.02 if how == "killed" else 0.055)
     assert session.mode == "AUTO", "a policy that comes back within a second goes on"
     session.run(1.0)
-    assert session.mode == "FAULT" and session.supervisor.modes.faults == ("policy silent",)
+    assert session.mode == "FAULT" and session.supervisor.session.modes.faults == ("policy silent",)
     session.alive.add("policy")
     session.send("policy", Hello, role="policy", pid=2)
     session.run(0.5)
@@ -259,7 +259,7 @@ def test_a_reflex_in_auto_latches_until_a_person_acknowledges_and_arms_again():
     session = rig(Fault("reflex", at=0.5)).auto()
     session.chunk([EAST] * 20)
     session.run(0.7)
-    assert session.mode == "FAULT" and session.supervisor.modes.faults == ("reflex",)
+    assert session.mode == "FAULT" and session.supervisor.session.modes.faults == ("reflex",)
     still = session.clock()
     for _ in range(5):
         session.chunk([EAST] * 3)
@@ -271,12 +271,12 @@ def test_a_reflex_in_auto_latches_until_a_person_acknowledges_and_arms_again():
     assert "clear" not in [name for _, name in session.robot.log.events], "no automatic clearing"
     session.event("ack")
     session.run(0.1)
-    assert session.mode == "IDLE" and session.supervisor.modes.slow
+    assert session.mode == "IDLE" and session.supervisor.session.modes.slow
     session.event("arm")
     session.event("start")
     session.chunk([FAST] * 16)
     session.run(0.8)
-    assert 0.05 < session.speed() <= 0.3 * session.supervisor.limits.speed
+    assert 0.05 < session.speed() <= 0.3 * session.supervisor.session.limits.speed
 
 
 def test_an_acknowledgement_is_refused_while_the_cause_holds():
@@ -379,9 +379,9 @@ def test_who_has_control_and_is_gone_is_not_waited_for(how):
     session.run(0.1)
     session.alive.discard("operator")
     if how == "killed":
-        session.supervisor.left("operator")
-        assert session.mode == "PAUSED" and session.supervisor.leases.holder == ""
-        said = [m.value for _, m in session.supervisor.outbox if isinstance(m, Notice)]
+        session.supervisor.reception.left("operator")
+        assert session.mode == "PAUSED" and session.supervisor.session.leases.holder == ""
+        said = [m.value for _, m in session.supervisor.session.outbox if isinstance(m, Notice)]
         assert "connection of who had control" in said[-1]
         return
     session.run(0.13)
@@ -399,7 +399,7 @@ def test_a_lease_that_lapsed_between_two_ticks_pauses_whoever_asks_next():
     session.auto()
     session.chunk([(0.001, 0.0, 0.0, -1.0)] * 200)
     session.renews = False
-    until = session.supervisor.leases.until
+    until = session.supervisor.session.leases.until
     session.run(until - session.clock() - 1.5 * DT)
     assert session.mode == "AUTO"
     session.clock.now = until + 0.001
@@ -453,7 +453,7 @@ def test_required_roles_and_cameras():
     watch(0.2)
     session.event("start")
     session.alive.discard("console")
-    session.supervisor.cameras.limit_s = 9.0
+    session.supervisor.session.cameras.limit_s = 9.0
     session.run(0.3)
     assert session.mode == "PAUSED" and "the console is silent" in session.notices("pause")[-1]
 
@@ -469,7 +469,7 @@ def test_a_lost_robot_and_a_clock_that_jumps_are_faults(fault, said):
     session = rig(fault).auto()
     session.chunk([EAST] * 30)
     session.run(0.7)
-    assert session.mode == "FAULT" and session.supervisor.modes.faults == (said,)
+    assert session.mode == "FAULT" and session.supervisor.session.modes.faults == (said,)
 
 
 def test_after_a_clock_has_jumped_there_and_back_the_session_goes_on():
@@ -490,9 +490,9 @@ def test_after_a_clock_has_jumped_there_and_back_the_session_goes_on():
 def test_what_is_counted_does_not_grow_with_the_numbers_in_it():
     session = rig().auto()
     for _ in range(3):
-        session.chunk([EAST], epoch=session.supervisor.modes.epoch - 1 - session.tick)
+        session.chunk([EAST], epoch=session.supervisor.session.modes.epoch - 1 - session.tick)
         session.run(0.1)
-    assert [text for text in session.supervisor.refused if "epoch" in text] == [
+    assert [text for text in session.supervisor.session.refused if "epoch" in text] == [
         "chunk: it was made for epoch #"
     ]
 
@@ -586,7 +586,7 @@ def test_who_has_not_said_hello_and_who_speaks_for_another():
     )
     assert any("viewer may not" in m.reason for _, m in session.said if isinstance(m, Refused))
     session.send("other", Lease, ask="renew", token="x", force=False)
-    assert session.supervisor.leases.holder == "operator"
+    assert session.supervisor.session.leases.holder == "operator"
 
 
 def test_what_a_reward_model_says_reaches_all_while_it_is_fresh():
@@ -678,12 +678,12 @@ def test_an_action_that_means_nothing_is_a_fault_at_once(value):
     session = rig().auto()
     before = session.robot.world.position.copy()
     session.chunk([(0.05, 0.0, 0.0, -1.0), (0.0, value, 0.0, -1.0)])
-    assert session.mode == "FAULT" and session.supervisor.modes.faults == ("policy error",)
+    assert session.mode == "FAULT" and session.supervisor.session.modes.faults == ("policy error",)
     said = session.notices("fault")[-1]
     assert "step 1 of its actions has dy" in said and "-0.05 to 0.05 are meant" in said
     session.run(0.2)
     assert np.abs(session.robot.world.position - before).max() < 1e-6
-    assert session.supervisor.refused["absurd actions"] == 1
+    assert session.supervisor.session.refused["absurd actions"] == 1
 
 
 @pytest.mark.parametrize("value", [0.06, -1.0, 1.04])

@@ -28,7 +28,6 @@ from real.teleop.scripted import (
     Random,
     ScriptedOperator,
     Stuck,
-    Value,
 )
 from real.teleop.spacemouse import Reports, SpaceMouse, SpaceMouseConfig, find
 from vla_rl.errors import ConfigError, MissingDependency, UserError
@@ -407,13 +406,6 @@ def test_the_rules_of_rlif():
         lengths.append(helped)
         step += helped
     assert set(gaps) == {1, 2, 3, 4, 5} and set(lengths) == {1, 2, 3}
-    value = Value(lambda s: (s.step / 1000, 0.5), control_hz=10, alpha=0.9, slip=0.25)
-    value.begin(rng)
-    wants = [value.wants(state(step=i), 0.0) for i in range(1000)]
-    assert not any(wants[450:]), "0.45 = 0.9 · 0.5"
-    assert np.mean(wants[:450]) == pytest.approx(0.75, abs=0.07)
-    assert not value.wants(state(step=0), 0.0), "one look in a step"
-    assert not value.enough(state(), 0.0, 0.4) and value.enough(state(), 0.0, 0.5)
 
 
 # ------------------------------------------------------------------------------- a device's process

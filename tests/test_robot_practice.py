@@ -188,8 +188,8 @@ def test_a_reward_that_is_confident_twice_running_has_seen_a_success():
         conductor.hear(
             reward.make(Progress, model="classifier", episode=episode, step=4, value=value)
         )
-        said.append(conductor._success)
-    assert said == [False] * 5 + [True] and conductor._seer == "reward.confident"
+        said.append(conductor._verdict.success)
+    assert said == [False] * 5 + [True] and conductor._verdict.seer == "reward.confident"
 
 
 @pytest.mark.real_sim

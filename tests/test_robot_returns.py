@@ -179,7 +179,7 @@ def test_on_a_real_arm_the_supervisor_takes_the_start_from_its_launcher_while_a_
     session = Lockstep(tmp_path / "s", FAKE)
     try:
         supervisor = session.supervisor
-        supervisor.modes.mode = Mode.READY
+        supervisor.session.modes.mode = Mode.READY
         for source, value in (
             ("launcher", "raise/3: raise the point"),
             ("simulator", "raise/7: no"),
@@ -188,12 +188,14 @@ def test_on_a_real_arm_the_supervisor_takes_the_start_from_its_launcher_while_a_
                 source, Hello, role="launcher" if source == "launcher" else "viewer", pid=1
             )
             session.send(source, Event, name="task", value=value, at=1.0, lease="")
-        assert supervisor._task == "raise/3: raise the point"
-        supervisor.modes.mode = Mode.AUTO
+        assert supervisor.session.task == "raise/3: raise the point"
+        supervisor.session.modes.mode = Mode.AUTO
         session.send(
             "launcher", Event, name="task", value="raise/4: raise the point", at=1.0, lease=""
         )
-        assert supervisor._task == "raise/3: raise the point", "not in the middle of an episode"
+        assert supervisor.session.task == "raise/3: raise the point", (
+            "not in the middle of an episode"
+        )
     finally:
         session.close()
 

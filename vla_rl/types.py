@@ -143,6 +143,12 @@ class ActionChunk:
     actions: Float32[Tensor, "b h a"]
     valid: Bool[Tensor, "b h"]
 
+    @classmethod
+    def whole(cls, actions: Tensor) -> ActionChunk:
+        """Every control step carries one."""
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        return cls(actions, valid)
+
 
 @dataclass(frozen=True)
 class PolicyOutput:

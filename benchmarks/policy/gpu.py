@@ -18,7 +18,7 @@ import torch
 from benchmarks.measuring import say, table, take_turns
 from benchmarks.policy.gpu_sizes import MODELS, Cost, cost
 from benchmarks.policy.inputs import bench_embodiment, bench_observation
-from benchmarks.policy.openvla import PEAK_FLOPS, random_policy
+from benchmarks.policy.openvla import peak_flops, random_policy
 from vla_rl.algorithms.optim import make_adamw
 from vla_rl.devices import check_device, pick_device
 from vla_rl.errors import ConfigError, UserError, first_line
@@ -86,9 +86,7 @@ def measured(
         torch.cuda.reset_peak_memory_stats(place)
     robot = bench_embodiment(32 if nano and name != "openvla_oft" else 84 if nano else 224)
     policy = _policy(name, estimate.mode, robot, place, nano)
-    peak = next(
-        (v for n, v in PEAK_FLOPS.items() if cuda and n in torch.cuda.get_device_name(place)), None
-    )
+    peak = peak_flops(place)
 
     def figures(call: Callable[[], Any], rows: int, operations: int) -> dict[str, Any]:
         def whole() -> None:

@@ -12,7 +12,9 @@ import torch
 from policies.normalization import VectorStats
 from policies.openvla.checkpoint import read_source
 from policies.openvla.config import OpenVLAConfig
-from policies.openvla.policy import OpenVLA, OpenVLABase, OpenVLAL1, random_source, statistics_of
+from policies.openvla.policy import OpenVLA, OpenVLABase, OpenVLAL1
+from policies.openvla.statistics import random_source, statistics_of
+from policies.openvla.weights import prepare
 from vla_rl.types import EmbodimentSpec
 
 PROMPT_TOKENS = 32  # a usual instruction with its frame
@@ -47,9 +49,8 @@ def skeleton(
     )
     stats = VectorStats.from_bounds(embodiment.action_low, embodiment.action_high)
     proprio = VectorStats.identity(embodiment.proprio_dim)
-    return kind(
-        config, embodiment, source, ("", statistics_of(config, embodiment, stats, proprio))
-    )._finish()
+    statistics = statistics_of(config, embodiment, stats, proprio)
+    return prepare(kind(config, embodiment, source, ("", statistics)))
 
 
 def estimate(

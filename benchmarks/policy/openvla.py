@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
+def peak_flops(device: str | torch.device) -> float | None:
+    """Of the GPU that ``device`` is; None where it is none, or not in `PEAK_FLOPS`."""
+    if torch.device(device).type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+
+
 def random_policy(
     embodiment: EmbodimentSpec, architecture: str, device: str, **options: Any
 ) -> OpenVLA:
@@ -63,7 +71,7 @@ def generate_tokens(policy: OpenVLA, llama: Any, observation: Observation) -> to
     from transformers.generation.logits_process import LogitsProcessorList
 
     with policy._autocast():
-        prefix = policy._prefix(observation)
+        prefix = policy.prefix(observation)
         if prefix.padded:
             raise ValueError("generate_tokens needs prompts of one length")
         ids = llama.generate(
@@ -92,11 +100,11 @@ def tokens_without_reuse(
     first, bins = policy.architecture.first_action_id, policy.architecture.action_bins
     tokens = []
     with policy._autocast():
-        x = policy._prefix(observation).x
+        x = policy.prefix(observation).x
         for _ in range(policy.action_tokens):
             logits = llama(inputs_embeds=x, use_cache=False, logits_to_keep=1).logits[:, -1]
             tokens.append(logits[:, first : first + bins].argmax(-1))
-            x = torch.cat([x, policy._embed_actions(tokens[-1][:, None])], dim=1)
+            x = torch.cat([x, policy.sequences.embed_actions(tokens[-1][:, None])], dim=1)
     return torch.stack(tokens, dim=1)
 
 
@@ -229,7 +237,7 @@ def training(
             float(loss.detach())  # waits for a GPU
 
         seconds = statistics.median(took.wall for took in take_turns({"": update}, updates)[""])
-        prefix = policy._prefix(observation).x.shape[1]
+        prefix = policy.prefix(observation).x.shape[1]
         tokens = batch * (prefix + policy.action_tokens + 1)
         vision_tokens = batch * len(policy.cameras) * policy.vision_backbone.patches
         language = sum(
@@ -244,14 +252,7 @@ def training(
             "seconds": seconds,
             "flops_per_second": flops / seconds,
         }
-        peak = next(
-            (
-                v
-                for n, v in PEAK_FLOPS.items()
-                if device != "cpu" and n in torch.cuda.get_device_name()
-            ),
-            None,
-        )
+        peak = peak_flops(device)
         row["utilisation"] = None if peak is None else flops / seconds / peak
         result[kind] = row
         del policy, optimizer, update

@@ -222,7 +222,7 @@ class _Session:
         self.lockstep.close()
         if running:
             self._check(self._newest())
-        soak.refused.update(self.lockstep.supervisor.refused)
+        soak.refused.update(self.lockstep.supervisor.session.refused)
         if not any((self.folder / "journal").glob("*")):  # (what is wrong stays)
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -211,9 +211,7 @@ class Actor(nn.Module, ActorPolicy):
         """Half-ranges [b h·a] → physical actions [b h a]."""
         unit = unit.view(len(unit), -1, len(self.low))
         actions = self.low + (self.high - self.low) * (unit.clamp(-1.0, 1.0) + 1.0) / 2.0
-        return ActionChunk(
-            actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
-        )
+        return ActionChunk.whole(actions)
 
     def decided(self, latent: Tensor, unit: Tensor, replay: dict[str, Tensor]) -> PolicyOutput:
         """A decision whose log-prob nobody asks for: ``unit`` [b h·a] is sent."""

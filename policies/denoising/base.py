@@ -14,7 +14,7 @@ from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import DenoisingConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk.noise import counter_normals, counter_uniforms, share_noise
+from policies.trunk.noise import counter_normals, counter_uniforms, row_seeds, share_noise
 from policies.trunk.trunk import VisionLanguageTrunk
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation
 
@@ -150,15 +150,11 @@ class DenoisingBase(VisionLanguageTrunk, ABC):
         h, a = self.chunk_length, self.embodiment.action_dim
         if self.config.deterministic_start == "zero":
             return torch.zeros(b, h, a, device=self.device)
-        return (
-            counter_normals([_UNSEEDED] * b if seeds is None else seeds, h * a)
-            .view(b, h, a)
-            .to(self.device)
-        )
+        seeds = row_seeds([_UNSEEDED] * b if seeds is None else seeds, b)
+        return counter_normals(seeds, h * a).view(b, h, a).to(self.device)
 
     def _chunk(self, normalized: Tensor) -> ActionChunk:
-        valid = torch.ones(normalized.shape[:2], dtype=torch.bool, device=normalized.device)
-        return ActionChunk(actions=self.denormalize(normalized), valid=valid)
+        return ActionChunk.whole(self.denormalize(normalized))
 
 
 def _action_scaling(

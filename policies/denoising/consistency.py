@@ -26,7 +26,7 @@ from policies.denoising.expert import ActionExpert, Cache
 from policies.denoising.settings import ConsistencyConfig
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
-from policies.trunk.noise import counter_normals
+from policies.trunk.noise import counter_normals, row_seeds
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation, PolicyOutput
 
@@ -171,13 +171,10 @@ class ConsistencyVLA(DenoisingBase):
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`.
         ``behavior_log_prob`` is 0 [b]."""
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
-        if seeds is not None and len(seeds) != b:
-            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
         if deterministic:
             noise = self._first_noise(seeds, b)
         else:
-            seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
-            noise = counter_normals(seeds, h * a).view(b, h, a).to(self.device)
+            noise = counter_normals(row_seeds(seeds, b), h * a).view(b, h, a).to(self.device)
         cache, value = self.encode(observation)
         return PolicyOutput(
             chunk=self._chunk(self.solve(cache, noise[:, None])[:, 0]),

@@ -30,7 +30,7 @@ def time_embedding(time: Tensor, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
-class ExpertLayer(nn.Module):
+class _ExpertLayer(nn.Module):
     """Attention over the prefix and the chunk, then a gated MLP, both modulated by time."""
 
     def __init__(self, width: int, heads: int, head: int, hidden: int):
@@ -101,7 +101,7 @@ class ActionExpert(nn.Module):
         self.positions = parameter(chunk_length, width, std=0.5)
         self.time_mlp = nn.Sequential(init_linear(nn.Linear(width, width)), nn.SiLU())
         self.modulation = nn.Linear(width, (6 * depth + 2) * width)
-        self.layers = nn.ModuleList(ExpertLayer(width, heads, head, hidden) for _ in range(depth))
+        self.layers = nn.ModuleList(_ExpertLayer(width, heads, head, hidden) for _ in range(depth))
         self.action_out = nn.Linear(width, action_dim)
         self.width = width
         # Scales, shifts and the output start near 0: each block then changes nothing much, and

@@ -21,22 +21,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from policies.denoising import chain as chains
-from policies.denoising.base import DenoisingBase, DenoisingConfig, chunk_normals, drawn_steps
-from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid, same_noise_loss
+from policies.denoising.base import DenoisingBase, chunk_normals, drawn_steps
+from policies.denoising.consistency import ConsistencyVLA, Grid, same_noise_loss
 from policies.denoising.expert import Cache
 from policies.denoising.guidance import Guidance, guided
 from policies.denoising.settings import DIFFUSIONS, DenoisingVLAConfig
+from policies.denoising.students import make_student, prediction_beside, starting_weights
+from policies.inputs import require_chunk
 from policies.normalization import VectorStats
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import mlp
-from vla_rl.errors import EmbodimentMismatch
+from policies.trunk.noise import row_seeds
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 
@@ -249,13 +250,10 @@ class DenoisingVLA(DenoisingBase):
         """Of ``b`` decisions the first noise [b h a], that of the stochastic steps [b E h a] or
         None, and the first of the steps that are stochastic [b]."""
         config, first, end = self.config, self.first_trained, self.end_stochastic
-        if seeds is not None and len(seeds) != b:
-            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
         first_step = torch.full((b,), first, device=self.device)
         if deterministic:
             return self._first_noise(seeds, b), None, first_step
-        seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
-        h, a = self.chunk_length, self.embodiment.action_dim
+        seeds, h, a = row_seeds(seeds, b), self.chunk_length, self.embodiment.action_dim
         x, step_noise = chunk_normals(seeds, end, h, a, config.noise_correlation)
         x, step_noise = x.to(self.device), step_noise.to(self.device)
         if config.noise_clip:
@@ -402,11 +400,7 @@ class DenoisingVLA(DenoisingBase):
         physical units, at the sampled times).
         """
         config, h, a = self.config, self.chunk_length, self.embodiment.action_dim
-        if tuple(actions.shape[1:]) != (h, a):
-            raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
-                f"of {h} x {a}: set policy.chunk_length to the data's"
-            )
+        require_chunk(actions, h, self.embodiment)
         b, s = len(actions), config.noise_samples
         # (RL leaves the policy in eval mode); a validation loss repeats its noise
         learns = torch.is_grad_enabled()
@@ -431,7 +425,7 @@ class DenoisingVLA(DenoisingBase):
             )
         signal, noise = signal[..., None, None], noise[..., None, None]
         x = signal * target_action + noise * epsilon
-        with self.learning_features(valid):
+        with self.pictures.learning(valid, self.training):
             cache, _ = self.encode(
                 observation, None if features is None else self._tokens_of(features)
             )
@@ -459,7 +453,9 @@ class DenoisingVLA(DenoisingBase):
         policy."""
         super().prepare_for_rl()
         if self.config.student_steps:
-            self.student.load_state_dict(self._student_weights(self._student_prediction))
+            teacher = self.config.prediction
+            start = starting_weights(self.expert.state_dict(), teacher, prediction_beside(teacher))
+            self.student.load_state_dict(start)
         if self.frozen is not None and not bool(self.is_frozen):
             own = self.state_dict()
             self.frozen.load_state_dict({name: own[name] for name in self.frozen.state_dict()})
@@ -479,9 +475,8 @@ class DenoisingVLA(DenoisingBase):
             target = self._denoise(first_noise, experts)[0][:, -1]
         cache = [(k.detach(), v.detach()) for k, v in experts[-1].cache]
         grid = Grid.straight(self.config.student_steps, self.device)
-        loss = same_noise_loss(
-            self.student, self._student_prediction, grid, cache, first_noise, target
-        )
+        prediction = prediction_beside(self.config.prediction)
+        loss = same_noise_loss(self.student, prediction, grid, cache, first_noise, target)
         return self.config.student_coef * loss
 
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -494,25 +489,10 @@ class DenoisingVLA(DenoisingBase):
                 for name, x in given.items()
                 if name.startswith("expert.")
             }
-            made = self._student_weights(self._student_prediction, expert)
+            teacher = self.config.prediction
+            made = starting_weights(expert, teacher, prediction_beside(teacher))
             given |= {f"student.{name}": x for name, x in made.items()}
         return given
-
-    @property
-    def _student_prediction(self) -> str:
-        return "velocity" if self.config.prediction == "velocity" else "sample"
-
-    def _student_weights(
-        self, prediction: str, expert: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """The expert's weights; where the student's output stands for something else, its last
-        layer starts at 0."""
-        expert = self.expert.state_dict() if expert is None else expert
-        weights = {name: tensor.clone() for name, tensor in expert.items()}
-        if prediction != self.config.prediction:
-            for name in ("action_out.weight", "action_out.bias"):
-                weights[name].zero_()
-        return weights
 
     def make_student(self, steps: int, method: str = "same_noise") -> ConsistencyVLA:
         """A student policy with ``steps`` denoising steps on a copy of the trunk; only its expert
@@ -521,31 +501,7 @@ class DenoisingVLA(DenoisingBase):
         ``method`` is how it will learn, one of `policies.denoising.consistency.METHODS`. A student
         that learnt beside RL (``student_steps``) is taken over.
         """
-        grid = (
-            Grid.straight(steps, self.device)
-            if method == "same_noise"
-            else Grid.of_chain(self, steps)
-        )
-        shared = {f.name: getattr(self.config, f.name) for f in fields(DenoisingConfig)}
-        config = ConsistencyConfig(
-            **{**shared, **grid.lists(), "denoising_steps": steps, "value_head": False},
-            prediction=self._student_prediction if method == "same_noise" else "sample",
-            method=method,
-        )
-        student = ConsistencyVLA(
-            config, self.embodiment, self.action_stats, self.proprio_stats, self.tokenizer
-        )
-        own = self.state_dict()
-        student.load_state_dict(
-            {n: own[n] for n in student.state_dict() if not n.startswith("expert.")}, strict=False
-        )
-        learnt = self.config.student_steps == steps and method == "same_noise"
-        student.expert.load_state_dict(
-            self.student.state_dict() if learnt else self._student_weights(config.prediction)
-        )
-        student.requires_grad_(False)
-        student.expert.requires_grad_(True)
-        return student.to(self.device)
+        return make_student(self, steps, method)
 
 
 class _Expert(NamedTuple):

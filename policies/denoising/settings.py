@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.settings import TrunkConfig, correlated_axes
+from policies.settings import (
+    FLOWS,
+    LEARNED_NOISE,
+    TrunkConfig,
+    correlated_axes,
+    require_learned_noise,
+)
 from vla_rl.bounds import bound
 from vla_rl.errors import ConfigError, require_packages
 
-FLOWS = ("flow_sde", "flow_noise", "flow_cps")
 DIFFUSIONS = ("ddim", "ddpm")
 PREDICTIONS = ("velocity", "epsilon", "sample")
 METHODS = ("same_noise", "lcm")
@@ -119,16 +124,7 @@ class DenoisingVLAConfig(DenoisingConfig):
                 f"policy.train_timesteps={self.train_timesteps} is not a multiple of "
                 f"policy.denoising_steps={self.denoising_steps}: change either"
             )
-        if self.sampler == "flow_noise" and self.stochastic_steps == "one":
-            raise ConfigError(
-                "policy.stochastic_steps=one does not go with policy.sampler=flow_noise, whose "
-                "likelihood joins all steps: set policy.stochastic_steps=all"
-            )
-        if not self.learned_std_low < self.learned_std_high:
-            raise ConfigError(
-                f"policy.learned_std_low={self.learned_std_low} must lie below "
-                f"policy.learned_std_high={self.learned_std_high}"
-            )
+        require_learned_noise(self)
         if self.freeze_untrained and not self.trained_steps:
             raise ConfigError(
                 "policy.freeze_untrained=true freezes the steps before policy.trained_steps: set "
@@ -149,7 +145,7 @@ class DenoisingVLAConfig(DenoisingConfig):
     @property
     def explores_by(self) -> str:
         """The option that makes samples differ more."""
-        if self.sampler == "flow_noise":
+        if self.sampler == LEARNED_NOISE:
             return "learned_std_high"
         return "noise_level" if self.sampler in FLOWS else "min_std"
 

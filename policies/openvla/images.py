@@ -15,15 +15,18 @@ from __future__ import annotations
 import functools
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from vla_rl.errors import MissingPackage, UserError
+from policies.openvla.checkpoint import PREPROCESSOR, Source
+from policies.openvla.config import OpenVLAConfig
+from vla_rl.errors import EmbodimentMismatch, MissingPackage, UserError
+from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 JPEG_QUALITY = 95  # TensorFlow's default
 CROP_AREA = 0.9
@@ -223,3 +226,64 @@ def _constants(row: Mapping[str, Any], key: str, where: str) -> Tensor:
             "published with"
         )
     return torch.tensor(values, dtype=torch.float32).view(3, 1, 1)
+
+
+class PictureInput(nn.Module):
+    """The cameras that the policy reads, and the towers' constants (buffers, of no weight)."""
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        embodiment: EmbodimentSpec,
+        cameras: Sequence[CameraSpec],
+        source: Source,
+        size: int,
+        towers: int,
+    ):
+        super().__init__()
+        self.config, self.cameras, self.size, self.towers = config, cameras, size, towers
+        self.embodiment_name = embodiment.name
+        constants = normalization(source.preprocessor, towers, source.beside(PREPROCESSOR))
+        for i, (mean, std) in enumerate(constants):
+            self.register_buffer(f"mean_{i}", mean, persistent=False)
+            self.register_buffer(f"std_{i}", std, persistent=False)
+
+    def pixels(self, observation: Observation) -> Tensor:
+        """The cameras' images as the checkpoint's processor gets them: uint8 [b cameras 3 S S],
+        on the policy's device."""
+        prepared = []
+        for camera in self.cameras:
+            image = observation.images.get(camera.name)
+            if (
+                image is None
+                or tuple(image.shape[1:]) != (camera.height, camera.width, 3)
+                or image.dtype != torch.uint8
+            ):
+                got = {
+                    name: (tuple(value.shape[1:]), str(value.dtype))
+                    for name, value in observation.images.items()
+                }
+                raise EmbodimentMismatch(
+                    f"the policy reads camera {camera.name} as uint8 "
+                    f"{camera.height}x{camera.width}x3, but the observation has {got}: use an env "
+                    f"with the cameras of embodiment {self.embodiment_name}, or set policy.cameras"
+                )
+            prepared.append(
+                prepare(
+                    image,
+                    self.size,
+                    path=self.config.chosen_image_path,
+                    crop=self.config.center_crop,
+                    rotate=self.config.rotate_images,
+                    device=self.get_buffer("mean_0").device,
+                )
+            )
+        return torch.stack(prepared, dim=1)
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        """What each tower reads of `pixels`: float32 [b·cameras 3 S S]."""
+        flat = pixels.flatten(0, 1).float() / 255
+        return [
+            (flat - self.get_buffer(f"mean_{i}")) / self.get_buffer(f"std_{i}")
+            for i in range(self.towers)
+        ]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # their import takes seconds: it waits for a model that is ma
 
 
 # ------------------------------------------------------------------------------------------- vision
-class LayerScale(nn.Module):
-    """timm's LayerScale under the parameter name of the checkpoints, which dodges transformers'
+class _LayerScale(nn.Module):
+    """timm's _LayerScale under the parameter name of the checkpoints, which dodges transformers'
     renaming of gamma."""
 
     def __init__(self, width: int, value: float = 1e-5):
@@ -70,7 +70,7 @@ def _tower(spec: TowerSpec, where: str) -> VisionTransformer:
     for block in tower.blocks:
         for name in ("ls1", "ls2"):
             if isinstance(gamma := getattr(getattr(block, name), "gamma", None), Tensor):
-                setattr(block, name, LayerScale(len(gamma)))
+                setattr(block, name, _LayerScale(len(gamma)))
     return tower
 
 
@@ -226,7 +226,7 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
     """transformers' Llama with every size stated: an absent key of the checkpoint means the values
     of `Architecture`.
 
-    Its layers are `OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see
+    Its layers are `_OpenVLABlock`s, which `run_llama` calls; for transformers' own forward see
     `stock_llama`.
     """
     from transformers.models.llama.configuration_llama import LlamaConfig
@@ -246,7 +246,7 @@ def make_llama(architecture: Architecture) -> LlamaForCausalLM:
     config._attn_implementation = "sdpa"
     llama = LlamaForCausalLM(config)
     heads: Any = (config.num_attention_heads, config.num_key_value_heads)
-    llama.model.layers = nn.ModuleList(OpenVLABlock(layer, *heads) for layer in llama.model.layers)
+    llama.model.layers = nn.ModuleList(_OpenVLABlock(layer, *heads) for layer in llama.model.layers)
     return llama
 
 
@@ -285,7 +285,7 @@ def rms_norm(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
-class OpenVLABlock(nn.Module):
+class _OpenVLABlock(nn.Module):
     """Takes over the parts of one of transformers' Llama layers under their names; for its
     arguments see `run_llama`.
 
@@ -393,7 +393,7 @@ def initialise(module: nn.Module, std: float = 0.02) -> None:
         for name, parameter in child.named_parameters(recurse=False):
             if isinstance(child, nn.LayerNorm) or type(child).__name__.endswith("RMSNorm"):
                 nn.init.constant_(parameter, float(name == "weight"))
-            elif isinstance(child, LayerScale):
+            elif isinstance(child, _LayerScale):
                 nn.init.constant_(parameter, 1.0)
             elif name == "bias":
                 nn.init.zeros_(parameter)

@@ -1,86 +1,53 @@
 """OpenVLA and OpenVLA-OFT behind the protocols of `vla_rl.interfaces`: acting, likelihoods,
-imitation, checkpoints.
+imitation.
 
-Sequence (openvla-oft `modeling_prismatic.py`): BOS | patches of every camera | proprio token | rest of the prompt | action
-positions. Parallel decoding (OFT, arXiv 2502.19645) puts a zero embedding at each action position (and, in the official
-dialect, the embedding of the stop token behind them) and reads all tokens from one forward. A position predicts the token
-after it, so the last prompt token yields the first action token. Autoregressive decoding (OpenVLA, arXiv 2406.09246) feeds
-each token back, over a KV cache. Prompts of different lengths share a batch: shorter ones are padded between prompt and
-action positions, the padding is masked out, and positions count only what is there.
+What the language model reads is laid out in `policies.openvla.sequence`; weights come from
+`policies.openvla.weights`, a checkpoint's other files from `policies.openvla.checkpoint`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from policies.cameras import named_cameras
+from policies.inputs import chosen_cameras, require_chunk, require_proprio
 from policies.normalization import VectorStats
-from policies.openvla import images as image_path
-from policies.openvla.checkpoint import (
-    PREPROCESSOR,
-    STATISTICS,
-    TOKENIZER,
-    Source,
-    check_weights,
-    parse_json,
-    read_source,
-    read_weights,
-    write_checkpoint,
-)
-from policies.openvla.config import Architecture, OpenVLAConfig, random_config, random_preprocessor
+from policies.openvla import stored
+from policies.openvla.checkpoint import Source, read_source, write_checkpoint
+from policies.openvla.config import Architecture, OpenVLAConfig
+from policies.openvla.images import PictureInput
 from policies.openvla.model import (
-    KVCache,
     L1Head,
     Projector,
     ProprioProjector,
     Rope,
     ValueHead,
     VisionBackbone,
-    initialise,
     make_llama,
-    run_llama,
 )
 from policies.openvla.published import check_published
-from policies.openvla.tokens import (
-    STOP_ID,
-    ActionCodec,
-    PromptTokenizer,
-    gripper_dims,
-    normalize_proprio,
-    read_range,
-    stand_in_tokenizer,
+from policies.openvla.sequence import Prefix, Sequences
+from policies.openvla.statistics import (
+    OWN_STATISTICS,
+    described,
+    proprio_range,
+    random_source,
+    statistics_of,
 )
+from policies.openvla.tokens import ActionCodec, PromptTokenizer, normalize_proprio
+from policies.openvla.weights import load_published, materialise, merged, prepare
 from policies.trunk.features import coarse, mean_word
 from policies.trunk.llama import native_bfloat16
-from policies.trunk.noise import chunk_uniforms, sample_inverse_cdf
-from vla_rl.errors import ConfigError, EmbodimentMismatch, MissingPackage, UserError
+from policies.trunk.noise import choose, chunk_uniforms, row_seeds, seeded
+from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
-
-_OWN = "vla_rl_policy"  # the key of a config.json that holds this platform's options
-OWN_STATISTICS = "vla_rl"  # their name where a run computed the statistics itself
-
-
-@dataclass(frozen=True)
-class _Prefix:
-    """All that precedes the action positions: embeddings [b P d], which columns are there [b P],
-    the last of them [b]."""
-
-    x: Tensor
-    valid: Tensor
-    last: Tensor
-    padded: bool
 
 
 class OpenVLABase(nn.Module, Policy):
@@ -88,7 +55,7 @@ class OpenVLABase(nn.Module, Policy):
     "action" and "proprio"."""
 
     policy_type: str
-    config_path = (_OWN, "config")
+    config_path = (stored.OWN, "config")
     base_key = "checkpoint"
     action_values: Tensor
     proprio_low: Tensor  # these where the policy uses proprioception
@@ -109,8 +76,8 @@ class OpenVLABase(nn.Module, Policy):
         self.temperature = config.temperature
         self.unnorm_key, self.statistics = statistics[0], dict(statistics[1])
         self.architecture = Architecture.from_config(source.config, source.where)
-        self.cameras = _chosen_cameras(config, embodiment)
-        self._check_recorded()
+        self.cameras = chosen_cameras(config.cameras, embodiment) or embodiment.cameras[:1]
+        stored.check_recorded(config, source, len(self.cameras))
         self.tokenizer = PromptTokenizer(
             source.tokenizer_json, prompt=config.prompt, dialect=config.dialect
         )
@@ -121,7 +88,7 @@ class OpenVLABase(nn.Module, Policy):
             config.normalization,
             config.gripper,
             config.action_space == "unit",
-            self._statistics_of("action"),
+            described("action", self.unnorm_key, source),
         )
         with torch.device("meta"):
             self.vision_backbone = VisionBackbone(self.architecture)
@@ -136,15 +103,15 @@ class OpenVLABase(nn.Module, Policy):
                 self.value_head = ValueHead(width)
         self.rope = Rope(self.architecture)
         self.register_buffer("action_values", self.codec.table(), persistent=False)
-        constants = image_path.normalization(
-            source.preprocessor, len(self.architecture.towers), source.beside(PREPROCESSOR)
-        )
-        for i, (mean, std) in enumerate(constants):
-            self.register_buffer(f"pixel_mean_{i}", mean, persistent=False)
-            self.register_buffer(f"pixel_std_{i}", std, persistent=False)
+        sizes = (self.architecture.image_size, len(self.architecture.towers))
+        self.pictures = PictureInput(config, embodiment, self.cameras, source, *sizes)
         if config.use_proprio:
-            for name, values in zip(("low", "high", "mask"), self._proprio_range(), strict=True):
+            scale = proprio_range(statistics, config, embodiment, source)
+            for name, values in zip(("low", "high", "mask"), scale, strict=True):
                 self.register_buffer(f"proprio_{name}", values, persistent=False)
+        self.sequences = Sequences(
+            config, self.architecture, self.language_model, self.rope, self.action_tokens
+        )
 
     def _make_head(self, width: int) -> None:
         """Modules of the head besides the language model's own."""
@@ -168,8 +135,8 @@ class OpenVLABase(nn.Module, Policy):
             embodiment,
             l1="action_head" in dict(policy.named_children()),
         )
-        policy._load_published(new_parts=("value_head",))
-        return policy._finish()
+        load_published(policy, new_parts=("value_head",))
+        return prepare(policy)
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, embodiment: EmbodimentSpec, **options: Any) -> Any:
@@ -206,14 +173,12 @@ class OpenVLABase(nn.Module, Policy):
             statistics = (OWN_STATISTICS, statistics_of(config, embodiment, *of_data))
             source = dataclasses.replace(source, statistics_from="the dataset")
         policy = cls(config, embodiment, source, statistics)
-        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with seeded(seed):
             if config.checkpoint:
-                policy._load_published(new_parts=("value_head", "proprio_projector", "action_head"))
+                load_published(policy)
             else:
-                policy._materialise(device)
-            return policy._finish()
+                materialise(policy, device)
+            return prepare(policy)
 
     @classmethod
     def from_config_dict(
@@ -221,205 +186,13 @@ class OpenVLABase(nn.Module, Policy):
     ) -> Any:
         """Inverse of `config_dict` and `extra_files`; weights are loaded afterwards, by
         `load_state_dict`."""
-        own = data[_OWN]
-        if not isinstance(own, Mapping) or not isinstance(own["config"], Mapping):
-            raise ConfigError(
-                f"the checkpoint's config.json has no object {_OWN}.config: it is "
-                "damaged, use an earlier one"
-            )
-        known = {f.name for f in dataclasses.fields(OpenVLAConfig)}
-        unknown = sorted(set(own["config"]) - known)
-        if unknown:
-            raise ConfigError(
-                f"the checkpoint's policy config has unknown keys {unknown}: it needs "
-                "a newer vla_rl"
-            )
-        try:
-            config = OpenVLAConfig(**own["config"])
-        except TypeError as error:
-            raise ConfigError(
-                f"the checkpoint's config.json has {_OWN}.config of wrong types: {error}"
-            ) from error
-        upstream = {
-            k: v
-            for k, v in data.items()
-            if k not in (_OWN, "policy_type", "format", "vla_rl_version")
-        }
-        statistics = parse_json(files[STATISTICS], f"the checkpoint's {STATISTICS}")
-        preprocessor = parse_json(files[PREPROCESSOR], f"the checkpoint's {PREPROCESSOR}")
-        companions = {
-            k: v for k, v in files.items() if k not in (STATISTICS, PREPROCESSOR, TOKENIZER)
-        }
-        folder = Path(config.checkpoint) if config.checkpoint else None
-        source = Source(
-            upstream,
-            preprocessor,
-            statistics,
-            files[TOKENIZER],
-            companions,
-            folder,
-            f"the checkpoint's {STATISTICS}",
-        )
-        policy = cls(config, embodiment, source, source.choose_statistics(own["unnorm_key"]))
+        config, source, key = stored.read(data, files)
+        policy = cls(config, embodiment, source, source.choose_statistics(key))
         if config.save_trained_only:
-            policy._load_published(new_parts=("value_head", "proprio_projector", "action_head"))
+            load_published(policy)
         else:
-            policy._materialise("cpu", random=False)
-        return policy._finish()
-
-    def _modules_with_weights(self) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, child) for name, child in self.named_children() if name != "rope")
-
-    def _materialise(
-        self, device: str, *, random: bool = True, only: Sequence[str] | None = None
-    ) -> None:
-        """Give memory to modules that have none yet, with random weights or with whatever lies
-        there."""
-        if self.config.chosen_image_path == "jpeg_lanczos":
-            # whatever has weights is going to act: say now what is missing
-            image_path.jpeg_decoder()
-        for name, module in self._modules_with_weights():
-            if only is None or name in only:
-                module.to_empty(device=device)
-                if random:
-                    initialise(module)
-        self._remake_rotary()
-        for name, buffer in list(self.named_buffers()):
-            if device != "meta" and not name.startswith(("language_model.", "vision_backbone.")):
-                owner = self.get_submodule(name.rpartition(".")[0])
-                setattr(owner, name.rpartition(".")[2], buffer.to(device))
-
-    def _remake_rotary(self) -> None:
-        """transformers' own table of angles is no weight; made on "meta" it would stay empty."""
-        llama = self.language_model.model
-        llama.rotary_emb = type(llama.rotary_emb)(llama.config)
-
-    def _load_published(self, new_parts: Sequence[str]) -> None:
-        folder = Path(self.config.checkpoint)
-        stored = read_weights(folder, self.weights_dtype)
-        stored |= {
-            name: tensor.float()
-            for name, tensor in stored.items()
-            if name.startswith("value_head.")
-        }
-        self._check_parts(stored, folder)
-        own = self.state_dict()
-        absent = [
-            p
-            for p in new_parts
-            if hasattr(self, p) and not any(name.startswith(f"{p}.") for name in stored)
-        ]
-        never_computed = {id(p) for p in self.vision_backbone.unused_parameters()}
-        unused = {name for name, p in self.named_parameters() if id(p) in never_computed}
-        optional = unused | {name for name in own if name.partition(".")[0] in absent}
-        check_weights(stored, own, optional, folder)
-        stored |= {
-            name: torch.zeros(own[name].shape, dtype=self.weights_dtype)
-            for name in unused - stored.keys()
-        }
-        super().load_state_dict(stored, strict=False, assign=True)
-        self._materialise("cpu", only=absent)
-
-    def _check_parts(self, stored: Mapping[str, Tensor], folder: Path) -> None:
-        """Parts that the checkpoint has and this policy would leave out change what the model
-        computes."""
-        has_proprio = any(name.startswith("proprio_projector.") for name in stored)
-        if has_proprio and not self.config.use_proprio:
-            raise UserError(
-                f"{folder} was trained with proprioception (it has a proprio_projector): set "
-                "policy.use_proprio=true"
-            )
-        if any(name.startswith("action_head.") for name in stored) and "action_head" not in dict(
-            self.named_children()
-        ):
-            raise UserError(
-                f"{folder} has an L1 action head, policy.type={self.policy_type} reads tokens: set "
-                "policy.type=openvla_l1"
-            )
-
-    def _check_recorded(self) -> None:
-        """What some checkpoints record about themselves must agree with the options."""
-        recorded = self.source.config
-        for key, option in (
-            ("chunk_length", "chunk_length"),
-            ("num_actions_chunk", "chunk_length"),
-            ("use_proprio", "use_proprio"),
-        ):
-            mine = getattr(self.config, option)
-            if recorded.get(key) is not None and recorded[key] != mine:
-                raise ConfigError(
-                    f"policy.{option} is {mine}, but {self.source.where} records {key} = "
-                    f"{recorded[key]}: set policy.{option}={str(recorded[key]).lower()}"
-                )
-        pictures = recorded.get("num_images_in_input")
-        if pictures is not None and pictures != len(self.cameras):
-            raise ConfigError(
-                f"policy.cameras has {len(self.cameras)} of the env's cameras, but "
-                f"{self.source.where} records num_images_in_input = {pictures}: name as many, in "
-                "the order that the checkpoint was trained with"
-            )
-
-    def _finish(self) -> Any:
-        """Freeze, add LoRA, switch checkpointing on."""
-        config = self.config
-        for part, frozen in (
-            ("vision_backbone", config.freeze_vision),
-            ("language_model", config.freeze_language),
-        ):
-            getattr(self, part).requires_grad_(not frozen)
-        for p in self.vision_backbone.unused_parameters():
-            p.requires_grad_(False)
-        if config.lora_rank:
-            self._add_lora()
-        self.vision_backbone.checkpointing = config.gradient_checkpointing
-        return self
-
-    def _add_lora(self) -> None:
-        try:
-            import peft
-        except ImportError:
-            raise MissingPackage("peft", "peft", "LoRA (policy.lora_rank > 0)") from None
-        targets = self.lora_target_names()
-        if not targets:
-            raise ConfigError(
-                f"policy.lora_targets={self.config.lora_targets} names no linear layer that is not "
-                "frozen; use last parts of module names such as q_proj, v_proj, qkv, fc1"
-            )
-        for part in ("vision_backbone", "projector", "language_model"):
-            getattr(self, part).requires_grad_(False)
-        rank = self.config.lora_rank
-        settings = peft.LoraConfig(
-            r=rank,
-            lora_alpha=self.config.lora_alpha or min(rank, 16),
-            lora_dropout=self.config.lora_dropout,
-            target_modules=targets,
-            init_lora_weights="gaussian",
-            bias="none",
-        )
-        trained = {id(p) for p in self.parameters() if p.requires_grad}
-        peft.inject_adapter_in_model(settings, self)
-        for name, p in self.named_parameters():  # peft freezes all it did not add
-            p.requires_grad_(id(p) in trained or ".lora_" in name)
-            if ".lora_" in name:
-                p.data = p.data.float()
-
-    def lora_target_names(self) -> list[str]:
-        """Linear layers that LoRA adapts: upstream takes them all but the language model's head."""
-        frozen = (["vision_backbone"] if self.config.freeze_vision else []) + (
-            ["language_model"] if self.config.freeze_language else []
-        )
-        parts = [p for p in ("vision_backbone", "projector", "language_model") if p not in frozen]
-        unused = {id(p) for p in self.vision_backbone.unused_parameters()}
-        wanted = set(self.config.lora_targets)
-        return [
-            f"{part}.{name}"
-            for part in parts
-            for name, module in getattr(self, part).named_modules()
-            if isinstance(module, nn.Linear)
-            and name != "lm_head"
-            and id(module.weight) not in unused
-            and (not wanted or name.rpartition(".")[2] in wanted)
-        ]
+            materialise(policy, "cpu", random=False)
+        return prepare(policy)
 
     # --------------------------------------------------------------------------------------- inputs
     @property
@@ -439,90 +212,22 @@ class OpenVLABase(nn.Module, Policy):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.uses_bfloat16())
 
-    def _statistics_of(self, part: str) -> str:
-        """The statistics of ``part`` in words, with the file that they were read from."""
-        return f"the {part} statistics {self.unnorm_key!r} of {self.source.statistics_from}"
-
-    def _proprio_range(self) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = self.statistics.get("proprio")
-        keys = ("q01", "q99") if self.config.normalization == "q99" else ("min", "max")
-        if not isinstance(statistics, Mapping) or any(key not in statistics for key in keys):
-            raise UserError(
-                "policy.use_proprio=true needs statistics of the proprioception, "
-                f"{self.source.statistics_from} has none with {' and '.join(keys)} under "
-                f"{self.unnorm_key!r}: use another policy.unnorm_key, or use_proprio=false"
-            )
-        low, high, mask = read_range(statistics, keys, self._statistics_of("proprio"))
-        if len(low) != self.embodiment.proprio_dim:
-            raise EmbodimentMismatch(
-                f"{self._statistics_of('proprio')} have {len(low)} dimensions, embodiment "
-                f"{self.embodiment.name} has {self.embodiment.proprio_dim} "
-                f"({', '.join(self.embodiment.proprio_names)}): use an env of its robot"
-            )
-        return torch.from_numpy(low).float(), torch.from_numpy(high).float(), torch.from_numpy(mask)
-
-    def pixels(self, observation: Observation) -> Tensor:
-        """The cameras' images as the checkpoint's processor gets them: uint8 [b cameras 3 S S],
-        on the policy's device."""
-        size, prepared = self.architecture.image_size, []
-        for camera in self.cameras:
-            image = observation.images.get(camera.name)
-            if (
-                image is None
-                or tuple(image.shape[1:]) != (camera.height, camera.width, 3)
-                or image.dtype != torch.uint8
-            ):
-                got = {
-                    name: (tuple(value.shape[1:]), str(value.dtype))
-                    for name, value in observation.images.items()
-                }
-                raise EmbodimentMismatch(
-                    f"the policy reads camera {camera.name} as uint8 "
-                    f"{camera.height}x{camera.width}x3, but the observation has {got}: use an env "
-                    f"with the cameras of embodiment {self.embodiment.name}, or set policy.cameras"
-                )
-            prepared.append(
-                image_path.prepare(
-                    image,
-                    size,
-                    path=self.config.chosen_image_path,
-                    crop=self.config.center_crop,
-                    rotate=self.config.rotate_images,
-                    device=self.device,
-                )
-            )
-        return torch.stack(prepared, dim=1)
-
     def _vision_tokens(self, pixels: Tensor) -> Tensor:
         """uint8 [b cameras 3 S S] → [b cameras·patches d]."""
         b, cameras = pixels.shape[:2]
-        flat = pixels.flatten(0, 1).float() / 255
-        towers = [
-            ((flat - getattr(self, f"pixel_mean_{i}")) / getattr(self, f"pixel_std_{i}")).to(
-                self.weights_dtype
-            )
-            for i in range(len(self.architecture.towers))
-        ]
+        towers = [x.to(self.weights_dtype) for x in self.pictures(pixels)]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_vision):
             features = self.vision_backbone(towers)
         return self.projector(features).view(b, cameras * self.vision_backbone.patches, -1)
 
-    def _prefix(self, observation: Observation, pixels: Tensor | None = None) -> _Prefix:
-        if observation.proprio.shape[1] != self.embodiment.proprio_dim:
-            raise EmbodimentMismatch(
-                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
-                f"({', '.join(self.embodiment.proprio_names)}), the observation has "
-                f"{observation.proprio.shape[1]}"
-            )
+    def prefix(self, observation: Observation, pixels: Tensor | None = None) -> Prefix:
+        """All that the language model reads before the action positions."""
+        require_proprio(observation, self.embodiment)
         ids, lengths = self.tokenizer.batch(observation.instruction)
-        self._check_length(int(lengths.max()), observation.instruction)
-        padded = int(lengths.min()) < ids.shape[1]
-        ids, lengths = ids.to(self.device), lengths.to(self.device)
-        text = self.language_model.model.embed_tokens(ids)
-        parts = [
-            text[:, :1],
-            self._vision_tokens(self.pixels(observation) if pixels is None else pixels),
-        ]
+        images = len(self.cameras) * self.vision_backbone.patches
+        self.sequences.check_length(int(lengths.max()), images, observation.instruction)
+        pixels = self.pictures.pixels(observation) if pixels is None else pixels
+        parts = [self._vision_tokens(pixels)]
         if self.config.use_proprio:
             proprio = normalize_proprio(
                 observation.proprio.to(self.device),
@@ -531,10 +236,7 @@ class OpenVLABase(nn.Module, Policy):
                 self.proprio_mask,
             )
             parts.append(self.proprio_projector(proprio.to(self.weights_dtype))[:, None])
-        inserted = sum(part.shape[1] for part in parts) - 1
-        x = torch.cat([part.to(text.dtype) for part in (*parts, text[:, 1:])], dim=1)
-        column = torch.arange(x.shape[1], device=self.device)
-        return _Prefix(x, column < (inserted + lengths)[:, None], inserted + lengths - 1, padded)
+        return self.sequences.prefix(ids, lengths, parts)
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
@@ -542,7 +244,7 @@ class OpenVLABase(nn.Module, Policy):
         proprio (scaled as the statistics say, where they are of this robot), and the mean embedding
         of the prompt's tokens."""
         with self._autocast():
-            tokens = self._vision_tokens(self.pixels(observation))
+            tokens = self._vision_tokens(self.pictures.pixels(observation))
         images = tokens.view(len(tokens) * len(self.cameras), self.vision_backbone.patches, -1)
         return {"visual": coarse(images).view(len(tokens), -1), **self.blind_features(observation)}
 
@@ -553,27 +255,17 @@ class OpenVLABase(nn.Module, Policy):
         ids, lengths = self.tokenizer.batch([text or "?" for text in observation.instruction])
         said = torch.arange(ids.shape[1]) < lengths[:, None]
         with self._autocast():
-            text = self.language_model.model.embed_tokens(ids.to(self.device))
+            text = self.sequences.embed(ids.to(self.device))
         proprio = observation.proprio.to(self.device)
         statistics = self.statistics.get("proprio")
         if (
             isinstance(statistics, Mapping)
             and len(statistics.get("q01", ())) == self.embodiment.proprio_dim
         ):
-            low, high, mask = (x.to(self.device) for x in self._proprio_range())
-            proprio = normalize_proprio(proprio, low, high, mask)
+            known = (self.unnorm_key, self.statistics)
+            scale = proprio_range(known, self.config, self.embodiment, self.source)
+            proprio = normalize_proprio(proprio, *(x.to(self.device) for x in scale))
         return {"state": proprio.float(), "text": mean_word(text, said)}
-
-    def _check_length(self, prompt: int, instructions: Sequence[str]) -> None:
-        image_tokens = len(self.cameras) * self.vision_backbone.patches
-        total = prompt + image_tokens + int(self.config.use_proprio) + self.action_tokens + 1
-        if total > self.architecture.max_length:
-            longest = max(instructions, key=len)
-            raise UserError(
-                f"the instruction {longest[:60]!r}… makes a sequence of {total} tokens ({prompt} "
-                f"prompt, {image_tokens} image, {self.action_tokens} action), the model reads "
-                f"{self.architecture.max_length}: shorten it"
-            )
 
     def blocks(self) -> list[nn.Module]:
         """The transformer blocks, and the value head for its float32, for `vla_rl.ranks.shard`."""
@@ -581,52 +273,9 @@ class OpenVLABase(nn.Module, Policy):
         head = [self.value_head] if self.config.value_head else []
         return [*towers, *self.language_model.model.layers, *head]
 
-    def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
-        """See `vla_rl.interfaces.Policy`: nothing here depends on the rows of other
-        ranks."""
-
     @property
     def action_tokens(self) -> int:
         return self.chunk_length * self.embodiment.action_dim
-
-    # -------------------------------------------------------------------------------------- forward
-    def _mask(self, valid: Tensor, padded: bool) -> Tensor | None:
-        """Keys that each query sees; None where the attention kernel needs none."""
-        if not padded:
-            return None
-        mask = valid[:, None, None, :]
-        if self.config.causal:
-            length = valid.shape[1]
-            mask = mask & torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-        return mask
-
-    def _read(self, prefix: _Prefix, behind: Tensor) -> Tensor:
-        """Hidden states [b n d] that predict the n action tokens, with embeddings ``behind`` [b
-        m d] after the prefix."""
-        x = torch.cat([prefix.x, behind.to(prefix.x.dtype)], dim=1)
-        valid = F.pad(prefix.valid, (0, behind.shape[1]), value=True)
-        hidden = run_llama(
-            self.language_model.model,
-            self.rope,
-            x,
-            (valid.cumsum(1) - 1).clamp_(min=0),
-            self._mask(valid, prefix.padded),
-            self.config.causal,
-            checkpointing=self.config.gradient_checkpointing,
-        )
-        first = hidden[torch.arange(len(hidden), device=hidden.device), prefix.last]
-        start = prefix.x.shape[1]
-        return torch.cat([first[:, None], hidden[:, start : start + self.action_tokens - 1]], dim=1)
-
-    def _parallel(self, prefix: _Prefix) -> Tensor:
-        """One forward with a zero embedding at every action position."""
-        behind = prefix.x.new_zeros(len(prefix.x), self.action_tokens, prefix.x.shape[2])
-        if self.config.dialect == "official":
-            stop = self.language_model.model.embed_tokens(
-                torch.full((len(behind), 1), STOP_ID, device=self.device)
-            )
-            behind = torch.cat([behind, stop.to(behind.dtype)], dim=1)
-        return self._read(prefix, behind)
 
     def _value(self, first: Tensor) -> Tensor | None:
         """Value [b] from the hidden state [b d] that predicts the first action token."""
@@ -636,46 +285,15 @@ class OpenVLABase(nn.Module, Policy):
         """The value head's own parameters, for a learning rate of their own."""
         return self.value_head.parameters() if self.config.value_head else iter(())
 
-    def _chunk(self, actions: Tensor) -> ActionChunk:
-        return ActionChunk(
-            actions, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
-        )
-
-    def _check_chunk(self, actions: Tensor) -> None:
-        if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
-            raise EmbodimentMismatch(
-                f"imitation_loss got actions {tuple(actions.shape)}, this policy predicts chunks "
-                f"of {self.chunk_length} x {self.embodiment.action_dim}: set policy.chunk_length "
-                "to the data's"
-            )
-
     # ---------------------------------------------------------------------------------- checkpoints
     def config_dict(self) -> dict[str, Any]:
-        """Upstream's ``config.json`` with this platform's options under one key: the folder
-        stays in upstream's format."""
-        config = {
-            k: v for k, v in self.source.config.items() if k not in ("auto_map", "norm_stats")
-        }
-        own = {"config": dataclasses.asdict(self.config), "unnorm_key": self.unnorm_key}
-        return {
-            **config,
-            **self._recorded(),
-            "norm_stats": {self.unnorm_key: self.statistics},
-            _OWN: own,
-        }
-
-    def _recorded(self) -> dict[str, Any]:
-        own = {"chunk_length": self.chunk_length, "use_proprio": self.config.use_proprio}
-        return {**own, "num_images_in_input": len(self.cameras)}
+        """See `policies.openvla.stored.config_json`."""
+        statistics = (self.unnorm_key, self.statistics)
+        return stored.config_json(self.config, self.source, len(self.cameras), statistics)
 
     def extra_files(self) -> dict[str, str]:
         """The text files of the checkpoint: tokenizer, preprocessor, statistics."""
-        return {
-            **self.source.companions,
-            TOKENIZER: self.source.tokenizer_json,
-            PREPROCESSOR: json.dumps(self.source.preprocessor, indent=2) + "\n",
-            STATISTICS: json.dumps({self.unnorm_key: self.statistics}, indent=2) + "\n",
-        }
+        return stored.text_files(self.source, (self.unnorm_key, self.statistics))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; with ``save_trained_only`` without what training does not change."""
@@ -702,30 +320,11 @@ class OpenVLABase(nn.Module, Policy):
     ) -> None:
         """Write the policy in upstream's format, LoRA merged into the weights (the policy itself
         stays as it is)."""
-        source = dataclasses.replace(self.source, config={**self.source.config, **self._recorded()})
+        recorded = stored.recorded(self.config, len(self.cameras))
+        source = dataclasses.replace(self.source, config={**self.source.config, **recorded})
         statistics = {self.unnorm_key: self.statistics}
-        write_checkpoint(
-            folder, source, statistics, self.merged_weights(), getattr(torch, dtype), step
-        )
-
-    @torch.no_grad()
-    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights under upstream's names, with LoRA's change added."""
-        adapted = {
-            name: module
-            for name, module in self.named_modules()
-            if hasattr(module, "get_delta_weight")
-        }
-        for name, tensor in nn.Module.state_dict(self).items():
-            if ".lora_" in name:
-                continue
-            owner, _, leaf = name.rpartition(".")
-            plain = owner.removesuffix(".base_layer")
-            if leaf == "weight" and plain != owner and plain in adapted:
-                tensor = (tensor.float() + adapted[plain].get_delta_weight("default").float()).to(
-                    tensor.dtype
-                )
-            yield f"{plain}.{leaf}", tensor
+        weights = merged(self)
+        write_checkpoint(folder, source, statistics, weights, getattr(torch, dtype), step)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -745,32 +344,19 @@ class OpenVLA(OpenVLABase):
     def correlated_axes(self) -> tuple[str, ...]:
         return self.config.correlated_axes
 
-    def _action_logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 [b n 256] of the action tokens."""
-        first = self.architecture.first_action_id
-        return F.linear(
-            hidden,
-            self.language_model.lm_head.weight[first : first + self.architecture.action_bins],
-        ).float()
-
-    def _embed_actions(self, tokens: Tensor) -> Tensor:
-        return self.language_model.model.embed_tokens(
-            tokens.long() + self.architecture.first_action_id
-        )
-
     def hidden_states(
         self, observation: Observation, tokens: Tensor | None = None, pixels: Tensor | None = None
     ) -> Tensor:
         """Hidden states [b n d] that predict the n = h·a action tokens; ``tokens`` [b h a] feed
         autoregressive decoding."""
-        prefix = self._prefix(observation, pixels)
+        prefix = self.prefix(observation, pixels)
         if self.config.decoding == "parallel":
-            return self._parallel(prefix)
+            return self.sequences.parallel(prefix)
         if tokens is None:
             raise ValueError(
                 "autoregressive decoding needs the action tokens to compute hidden states"
             )
-        return self._read(prefix, self._embed_actions(tokens.to(self.device).flatten(1)[:, :-1]))
+        return self.sequences.with_tokens(prefix, tokens.flatten(1))
 
     def action_logits(
         self, observation: Observation, tokens: Tensor | None = None, pixels: Tensor | None = None
@@ -778,10 +364,9 @@ class OpenVLA(OpenVLABase):
         """Logits float32 [b h a 256] at temperature 1 and value [b] or None, with gradient."""
         with self._autocast():
             hidden = self.hidden_states(observation, tokens, pixels)
-            logits = self._action_logits(hidden)
-        return logits.view(len(observation), self.chunk_length, -1, logits.shape[-1]), self._value(
-            hidden[:, 0]
-        )
+            logits = self.sequences.action_logits(hidden)
+        logits = logits.view(len(observation), self.chunk_length, -1, logits.shape[-1])
+        return logits, self._value(hidden[:, 0])
 
     def value(self, observation: Observation) -> Tensor | None:
         """See `vla_rl.interfaces.Policy`: one forward, and of autoregressive decoding no
@@ -789,59 +374,30 @@ class OpenVLA(OpenVLABase):
         if not self.config.value_head:
             return None
         with self._autocast():
-            prefix = self._prefix(observation)
+            prefix = self.prefix(observation)
             if self.config.decoding == "autoregressive":
-                mask, deep = (
-                    self._mask(prefix.valid, prefix.padded),
-                    self.config.gradient_checkpointing,
-                )
-                positions = (prefix.valid.cumsum(1) - 1).clamp_(min=0)
-                llama = self.language_model.model
-                hidden = run_llama(
-                    llama, self.rope, prefix.x, positions, mask, True, checkpointing=deep
-                )
-                return self._value(
-                    hidden[torch.arange(len(hidden), device=self.device), prefix.last]
-                )
-            first = self._parallel(prefix)[:, 0]
+                return self._value(self.sequences.first(prefix))
+            first = self.sequences.parallel(prefix)[:, 0]
         return self._value(first)
-
-    def _choose(self, log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
-        return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)
 
     def _decode(
         self, observation: Observation, pixels: Tensor, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Autoregressive decoding over a KV cache: tokens [b n], their log-probs [b n], value
-        [b]."""
+        """Autoregressive decoding: tokens [b n], their log-probs [b n], value [b]."""
         chosen, log_prob = [], []
+
+        def take(hidden: Tensor, s: int) -> Tensor:
+            logits = self.sequences.action_logits(hidden)
+            log_probs = F.log_softmax(logits / self.temperature, dim=-1)
+            tokens = choose(log_probs, None if uniforms is None else uniforms[:, s])
+            chosen.append(tokens)
+            log_prob.append(log_probs.gather(-1, tokens[:, None]).squeeze(-1))
+            return tokens
+
         with self._autocast():
-            prefix = self._prefix(observation, pixels)
-            b, length, _ = prefix.x.shape
-            text = self.architecture.text
-            head = text["hidden_size"] // text["num_attention_heads"]
-            shape = (b, text["num_key_value_heads"], length + self.action_tokens - 1, head)
+            prefix = self.prefix(observation, pixels)
             dtype = torch.bfloat16 if self.uses_bfloat16() else prefix.x.dtype
-            cache = KVCache.empty(text["num_hidden_layers"], shape, prefix.x, dtype)
-            valid = F.pad(prefix.valid, (0, self.action_tokens - 1), value=True)
-            positions = (valid.cumsum(1) - 1).clamp_(min=0)
-            llama = self.language_model.model
-            mask = self._mask(prefix.valid, prefix.padded)
-            hidden = run_llama(llama, self.rope, prefix.x, positions[:, :length], mask, True, cache)
-            last = hidden[torch.arange(b, device=self.device), prefix.last]
-            value = self._value(last)
-            for s in range(self.action_tokens):
-                log_probs = F.log_softmax(self._action_logits(last) / self.temperature, dim=-1)
-                tokens = self._choose(log_probs, None if uniforms is None else uniforms[:, s])
-                chosen.append(tokens)
-                log_prob.append(log_probs.gather(-1, tokens[:, None]).squeeze(-1))
-                if s + 1 < self.action_tokens:
-                    at = length + s
-                    mask = valid[:, None, None, : at + 1] if prefix.padded else None
-                    x = self._embed_actions(tokens[:, None])
-                    last = run_llama(
-                        llama, self.rope, x, positions[:, at : at + 1], mask, True, cache
-                    )[:, 0]
+            value = self._value(self.sequences.decode(prefix, dtype, take))
         return torch.stack(chosen, 1), torch.stack(log_prob, 1), value
 
     @torch.no_grad()
@@ -860,25 +416,19 @@ class OpenVLA(OpenVLABase):
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
         if not deterministic:
-            seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
-            if len(seeds) != b:
-                raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
-            uniforms = (
-                chunk_uniforms(seeds, h, a, self.config.noise_correlation)
-                .flatten(1)
-                .to(self.device)
-            )
-        pixels = self.pixels(observation)
+            uniforms = chunk_uniforms(row_seeds(seeds, b), h, a, self.config.noise_correlation)
+            uniforms = uniforms.flatten(1).to(self.device)
+        pixels = self.pictures.pixels(observation)
         if self.config.decoding == "autoregressive":
             tokens, log_prob, value = self._decode(observation, pixels, uniforms)
         else:
             logits, value = self.action_logits(observation, pixels=pixels)
             log_probs = F.log_softmax(logits.flatten(1, 2) / self.temperature, dim=-1)
-            tokens = self._choose(log_probs, uniforms)
+            tokens = choose(log_probs, uniforms)
             log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         tokens = tokens.view(b, h, a)
         return PolicyOutput(
-            chunk=self._chunk(self.decode_actions(tokens)),
+            chunk=ActionChunk.whole(self.decode_actions(tokens)),
             behavior_log_prob=log_prob.view(b, h, a),
             replay={
                 "action_tokens": tokens.to(torch.int16),
@@ -919,7 +469,7 @@ class OpenVLA(OpenVLABase):
         label), ``mae`` (its action against the true one, physical units), ``entropy`` (nats per
         token, on the action tokens).
         """
-        self._check_chunk(actions)
+        require_chunk(actions, self.chunk_length, self.embodiment)
         actions = actions.to(self.device)
         tokens = self.encode_actions(actions)
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
@@ -965,7 +515,7 @@ class OpenVLAL1(OpenVLABase):
     def normalized_actions(self, observation: Observation) -> Tensor:
         """The head's output float32 [b h a], with gradient."""
         with self._autocast():
-            hidden = self._parallel(self._prefix(observation))
+            hidden = self.sequences.parallel(self.prefix(observation))
             return self.action_head(hidden.to(self.weights_dtype), self.chunk_length).float()
 
     @torch.no_grad()
@@ -980,7 +530,9 @@ class OpenVLAL1(OpenVLABase):
         log-prob is 0."""
         actions = self._physical(self.normalized_actions(observation))
         return PolicyOutput(
-            self._chunk(actions), behavior_log_prob=actions.new_zeros(len(observation)), replay={}
+            ActionChunk.whole(actions),
+            behavior_log_prob=actions.new_zeros(len(observation)),
+            replay={},
         )
 
     def _physical(self, normalized: Tensor) -> Tensor:
@@ -992,7 +544,7 @@ class OpenVLAL1(OpenVLABase):
     ) -> tuple[Tensor, dict[str, float]]:
         """Mean absolute error of normalised actions over valid steps; metric ``mae`` is that in
         physical units."""
-        self._check_chunk(actions)
+        require_chunk(actions, self.chunk_length, self.embodiment)
         labels = torch.from_numpy(self.codec.to_normalized(actions.cpu().numpy())).to(
             self.device, torch.float32
         )
@@ -1002,59 +554,3 @@ class OpenVLAL1(OpenVLABase):
         loss = ((predicted - labels).abs() * weight).sum()
         mae = ((self._physical(predicted) - actions.to(self.device)).abs() * weight).sum()
         return loss, {"l1": float(loss.detach()), "mae": float(mae)}
-
-
-def _chosen_cameras(config: OpenVLAConfig, embodiment: EmbodimentSpec) -> tuple[Any, ...]:
-    return named_cameras(config.cameras, embodiment) or embodiment.cameras[:1]
-
-
-def random_source(config: OpenVLAConfig) -> Source:
-    """What stands in for a checkpoint's files where ``config.architecture`` asks for random
-    weights."""
-    if not config.architecture:
-        raise ConfigError(
-            "policy.checkpoint is empty: give the folder of an OpenVLA checkpoint, or "
-            "policy.architecture=nano (or 7b) for random weights"
-        )
-    upstream = random_config(config.architecture)
-    return Source(upstream, random_preprocessor(upstream), {}, stand_in_tokenizer())
-
-
-def statistics_of(
-    config: OpenVLAConfig, embodiment: EmbodimentSpec, actions: VectorStats, proprio: VectorStats
-) -> dict[str, Any]:
-    """An entry of ``norm_stats`` from a dataset's statistics (physical units), in the model's
-    convention of actions."""
-    rows = {
-        name: np.asarray(getattr(actions, name), dtype=np.float64)
-        for name in ("low", "high", "mean", "std", "q01", "q99")
-    }
-    if config.action_space == "unit":
-        low, high = np.asarray(embodiment.action_low), np.asarray(embodiment.action_high)
-        rows = {
-            n: 2 * v / (high - low) if n == "std" else 2 * (v - low) / (high - low) - 1
-            for n, v in rows.items()
-        }
-    mask = np.ones(embodiment.action_dim, dtype=bool)
-    if config.gripper == "libero":
-        dims = gripper_dims(embodiment)
-        mask[dims] = False
-        turned = {n: v[dims] / 2 if n == "std" else (1 - v[dims]) / 2 for n, v in rows.items()}
-        for name, other in (
-            ("low", "high"),
-            ("high", "low"),
-            ("q01", "q99"),
-            ("q99", "q01"),
-            ("mean", "mean"),
-            ("std", "std"),
-        ):
-            rows[name][dims] = turned[other]
-    return {
-        "action": {**_upstream_names(rows), "mask": mask.tolist()},
-        "proprio": _upstream_names(vars(proprio)),
-    }
-
-
-def _upstream_names(rows: Mapping[str, Any]) -> dict[str, list[float]]:
-    names = {"low": "min", "high": "max"}
-    return {names.get(name, name): [float(x) for x in values] for name, values in rows.items()}

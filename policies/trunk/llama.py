@@ -36,7 +36,7 @@ def mlp(inputs: int, hidden: int, outputs: int, out_std: float | None = None) ->
 
 
 # ---------------------------------------------------------------------------------------- the Llama
-class Linears(nn.Module):
+class _Linears(nn.Module):
     """Linear layers without bias under their names, {name: (inputs, outputs)}."""
 
     def __init__(self, **shapes: tuple[int, int]):
@@ -49,7 +49,7 @@ class Linears(nn.Module):
         def __getattr__(self, name: str) -> nn.Linear: ...
 
 
-class TrunkBlock(nn.Module):
+class _TrunkBlock(nn.Module):
     """Attention and gated MLP of one layer of the `LlamaTrunk`; its parts have the names that
     transformers gives them.
 
@@ -62,8 +62,8 @@ class TrunkBlock(nn.Module):
         width, hidden = config.llm_width, config.llm_mlp
         self.heads, self.dropout = config.llm_heads, config.dropout
         square, up = (width, width), (width, hidden)
-        self.self_attn = Linears(q_proj=square, k_proj=square, v_proj=square, o_proj=square)
-        self.mlp = Linears(gate_proj=up, up_proj=up, down_proj=(hidden, width))
+        self.self_attn = _Linears(q_proj=square, k_proj=square, v_proj=square, o_proj=square)
+        self.mlp = _Linears(gate_proj=up, up_proj=up, down_proj=(hidden, width))
         self.input_layernorm = nn.RMSNorm(width, eps=_EPSILON)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=_EPSILON)
 
@@ -103,14 +103,14 @@ class TrunkBlock(nn.Module):
         return y.view(*y.shape[:2], self.heads, y.shape[2] // self.heads).transpose(1, 2)
 
 
-class LlamaWeights(nn.Module):
+class _LlamaWeights(nn.Module):
     """What transformers' `LlamaModel` holds, under its names, so that either reads the other's
     checkpoints."""
 
     def __init__(self, config: TrunkConfig, vocab_size: int):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, config.llm_width, PAD_ID)
-        self.layers = Modules(TrunkBlock(config) for _ in range(config.llm_depth))
+        self.layers = Modules(_TrunkBlock(config) for _ in range(config.llm_depth))
         self.norm = nn.RMSNorm(config.llm_width, eps=_EPSILON)
         # `LlamaModel` draws them twice: a seed is to give the weights that it always gave
         for part in self.modules():
@@ -129,7 +129,7 @@ class LlamaTrunk(nn.Module):
 
     def __init__(self, config: TrunkConfig, vocab_size: int, max_length: int):
         super().__init__()
-        self.llama = LlamaWeights(config, vocab_size)
+        self.llama = _LlamaWeights(config, vocab_size)
         self.checkpointing = config.gradient_checkpointing
         half = config.llm_width // config.llm_heads // 2
         angles = torch.arange(max_length)[:, None] * config.rope_theta ** -(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -57,6 +58,26 @@ def chunk_uniforms(seeds: Sequence[int], h: int, a: int, correlation: float = 0.
     return torch.special.ndtr(mixed).float().clamp_(2.0**-24, 1.0 - 2.0**-24)
 
 
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """In the block torch's generator starts from ``seed``, and is as it was behind it; None: it
+    goes on as it stands."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def row_seeds(seeds: Sequence[int] | None, b: int) -> Sequence[int]:
+    """``seeds``, or one for each of ``b`` rows from torch's global generator."""
+    seeds = torch.randint(2**62, (b,)).tolist() if seeds is None else seeds
+    if len(seeds) != b:
+        raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
+    return seeds
+
+
 def _mix64(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -69,3 +90,8 @@ def sample_inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     cdf = log_probs.exp().cumsum(-1)
     index = (cdf < uniforms[..., None] * cdf[..., -1:]).sum(-1)
     return index.clamp_(max=log_probs.shape[-1] - 1)
+
+
+def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
+    """Index int64 [...] of the most likely entry, or sampled by ``uniforms`` [...]."""
+    return log_probs.argmax(-1) if uniforms is None else sample_inverse_cdf(log_probs, uniforms)

@@ -10,23 +10,25 @@ Prefix: image tokens of each camera | instruction tokens | proprio token.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from policies.cameras import named_cameras
+from policies.inputs import chosen_cameras, require_known, require_proprio
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
+from policies.trunk.instructions import Instructions
 from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
 from policies.trunk.modules import Modules
-from policies.trunk.vision import FeatureNorm, VisionTower, conditioned, merge_tokens
-from vla_rl.errors import ConfigError, EmbodimentMismatch
+from policies.trunk.noise import seeded
+from policies.trunk.pictures import PictureEncoder
+from policies.trunk.vision import FeatureNorm, VisionTower
+from vla_rl.errors import EmbodimentMismatch
 from vla_rl.interfaces import Policy
 from vla_rl.types import EmbodimentSpec, Observation
 
@@ -77,18 +79,23 @@ class VisionLanguageTrunk(nn.Module, Policy):
                 f"({', '.join(embodiment.proprio_names)}): compute them on data of this embodiment"
             )
         self.tokenizer = tokenizer or WordTokenizer(hash_buckets=config.hash_buckets)
-        self._encoded: dict[str, list[int]] = {}
+        self.instructions = Instructions(self.tokenizer, config.instruction_length)
         self.keeps_image_tokens = False
         self.rank, self.ranks = 0, 1  # of those that learn together
 
         d = config.llm_width
-        self.cameras = self._chosen_cameras()
-        self._build_vision(d)
+        self.cameras = chosen_cameras(config.cameras, embodiment) or embodiment.cameras
+        words = self.tokenizer.vocab_size
+        self.pictures = PictureEncoder(config, embodiment, self.cameras, self.instructions, words)
+        for name, module in self.pictures.named_modules().items():
+            self.add_module(name, module)
+        self.camera_tokens = self.pictures.tokens
+        self.image_positions = parameter(sum(self.camera_tokens), d, std=0.1)
         text = config.instruction_tokens or config.instruction_length
         self.prefix_length = sum(self.camera_tokens) + text + int(config.use_proprio)
         self.sequence_length = self.prefix_length + positions
 
-        self.trunk = LlamaTrunk(config, self.tokenizer.vocab_size, self.sequence_length)
+        self.trunk = LlamaTrunk(config, words, self.sequence_length)
         nn.init.trunc_normal_(self.trunk.llama.embed_tokens.weight, std=0.5)
         self.text_positions = parameter(config.instruction_length, d)
         if config.instruction_tokens:
@@ -106,32 +113,6 @@ class VisionLanguageTrunk(nn.Module, Policy):
         if self.config.value_head:
             self.value_mlp = mlp(self.config.llm_width, self.config.llm_width, 1, out_std=0.01)
 
-    def _chosen_cameras(self) -> tuple[Any, ...]:
-        return named_cameras(self.config.cameras, self.embodiment) or self.embodiment.cameras
-
-    def _build_vision(self, d: int) -> None:
-        config = self.config
-        sizes = [(camera.height, camera.width) for camera in self.cameras]
-        self.shared_vision = config.share_vision and len(set(sizes)) == 1
-        self.vision = Modules(
-            VisionTower(config, *size) for size in (sizes[:1] if self.shared_vision else sizes)
-        )
-        self.grids = [config.grid(*size) for size in sizes]
-        for camera in self.cameras:
-            config.check_camera(camera.name, camera.height, camera.width)
-        if config.film:  # from 0, so that words which no demonstration had say nothing
-            self.film_words = nn.Embedding(self.tokenizer.vocab_size, d, padding_idx=PAD_ID)
-            nn.init.zeros_(self.film_words.weight)
-        self.camera_tokens = [g[0] * g[1] // config.merge**2 for g in self.grids]
-        features = config.vit_width * config.merge**2
-        self.projector = nn.ModuleList(mlp(features, d, d) for _ in self.vision)
-        self.image_positions = parameter(sum(self.camera_tokens), d, std=0.1)
-        self.feature_norms = Modules()
-        if config.feature_norm != "none":
-            self.feature_norms.extend(
-                FeatureNorm(n, d, config.feature_norm) for n in self.camera_tokens
-            )
-
     # --------------------------------------------------------------------------------------- inputs
     @property
     def device(self) -> torch.device:
@@ -147,69 +128,6 @@ class VisionLanguageTrunk(nn.Module, Policy):
             return self.config.precision == "bfloat16"
         return native_bfloat16(self.device.type)
 
-    def _images(self, observation: Observation) -> list[Tensor]:
-        """The chosen cameras' images uint8 [b 3 H W] (channels-last in memory) on the policy's
-        device."""
-        images = []
-        for camera in self.cameras:
-            image = observation.images.get(camera.name)
-            if image is None or tuple(image.shape[1:]) != (camera.height, camera.width, 3):
-                got = {name: tuple(value.shape[1:]) for name, value in observation.images.items()}
-                raise EmbodimentMismatch(
-                    f"the policy reads camera {camera.name} at {camera.height}x{camera.width}x3, "
-                    f"but the observation has {got}: use an env with the cameras of embodiment "
-                    f"{self.embodiment.name}, or make the policy for the cameras of this env"
-                )
-            images.append(image.to(self.device, non_blocking=True).permute(0, 3, 1, 2))
-        return images
-
-    def _text_ids(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Ids int64 [u T] of the distinct instructions, and which of them each row has [b]."""
-        distinct = {text: i for i, text in enumerate(dict.fromkeys(instructions))}
-        for text in distinct:
-            if text not in self._encoded:
-                self._encoded[text] = self.tokenizer.encode(text, self.config.instruction_length)
-        ids = torch.tensor([self._encoded[text] for text in distinct])
-        rows = torch.tensor([distinct[text] for text in instructions])
-        return ids.to(self.device), rows.to(self.device)
-
-    @contextlib.contextmanager
-    def learning_features(self, valid: Tensor) -> Iterator[None]:
-        """Within the block a policy in training mode standardises image tokens by the batch and
-        keeps the statistics.
-
-        ``valid`` bool [b h]: where several ranks learn together, a row without any control step
-        only fills up a share.
-        """
-        for norm in self.feature_norms:
-            norm.learning, norm.counted = self.training, valid.any(1)
-        try:
-            yield
-        finally:
-            for norm in self.feature_norms:
-                norm.learning, norm.counted = False, None
-
-    def _projected(self, observation: Observation) -> list[Tensor]:
-        """Each camera's image tokens [b N d] as the projector gives them."""
-        images = self._images(observation)
-        groups = [torch.cat(images)] if self.shared_vision else images
-        said = None
-        if self.config.film:
-            ids, rows = self._text_ids(observation.instruction)
-            said = (
-                self.film_words(ids)
-                .sum(1)[rows]
-                .repeat(len(images) if self.shared_vision else 1, 1)
-            )
-        outputs = []
-        for tower, projector, pixels, grid in zip(
-            self.vision, self.projector, groups, self.grids, strict=False
-        ):
-            with conditioned(tower, said):
-                x = tower(self._normalized_pixels(pixels))
-            outputs.append(projector(merge_tokens(x, grid, self.config.merge)))
-        return list(outputs[0].chunk(len(images))) if self.shared_vision else outputs
-
     def image_tokens(
         self, observation: Observation, replay: Mapping[str, Tensor] | None = None
     ) -> Tensor:
@@ -217,11 +135,16 @@ class VisionLanguageTrunk(nn.Module, Policy):
         where it did."""
         if replay is not None and IMAGE_TOKENS in replay:
             return replay[IMAGE_TOKENS].to(self.device)
+        return self.pictures.standardized(self._projected(observation))
+
+    def _projected(self, observation: Observation) -> list[Tensor]:
+        """Each camera's image tokens [b N d] as the projector gives them."""
         with self._autocast():
-            outputs = self._projected(observation)
-        if self.feature_norms:
-            outputs = [norm(x) for norm, x in zip(self.feature_norms, outputs, strict=True)]
-        return torch.cat(outputs, dim=1).float()
+            return self.pictures.projected(observation, self._pixel_dtype)
+
+    @property
+    def _pixel_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.uses_bfloat16() else torch.float32
 
     @torch.no_grad()
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
@@ -233,8 +156,8 @@ class VisionLanguageTrunk(nn.Module, Policy):
     @torch.no_grad()
     def blind_features(self, observation: Observation) -> dict[str, Tensor]:
         """See `vla_rl.interfaces.Policy`."""
-        ids, rows = self._text_ids(observation.instruction)
-        self._require_proprio(observation)
+        ids, rows = self.instructions.ids(observation.instruction, self.device)
+        require_proprio(observation, self.embodiment)
         said = (ids != PAD_ID).float()[..., None]
         text = (self.trunk.llama.embed_tokens(ids) * said).sum(1) / said.sum(1).clamp(min=1.0)
         return {"state": self._standardized(observation.proprio), "text": text.float()[rows]}
@@ -256,8 +179,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
         """See `vla_rl.interfaces.Policy`: image tokens are standardised over the rows
         of all ranks."""
         self.rank, self.ranks = index, size
-        for norm in self.feature_norms:
-            norm.total = total
+        self.pictures.learn_together(total)
 
     def prepare_for_rl(self) -> None:
         """Called before RL: with ``freeze_vision_in_rl`` the vision tower and the projector stay as
@@ -268,16 +190,12 @@ class VisionLanguageTrunk(nn.Module, Policy):
         """
         self.keeps_image_tokens = self.config.freeze_vision_in_rl
         if self.keeps_image_tokens:
-            self._freeze_vision()
-
-    def _freeze_vision(self) -> None:
-        for part in (self.vision, self.projector, *([self.film_words] if self.config.film else [])):
-            part.requires_grad_(False)
+            self.pictures.freeze()
 
     def hold_features(self) -> None:
         """See `vla_rl.interfaces.Policy`: vision, projector and the words' embedding stay as
         they are."""
-        self._freeze_vision()
+        self.pictures.freeze()
         self.trunk.llama.embed_tokens.requires_grad_(False)
 
     def _kept(self, image_tokens: Tensor) -> dict[str, Tensor]:
@@ -292,28 +210,15 @@ class VisionLanguageTrunk(nn.Module, Policy):
         The root of (variance over the rows / mean square), over tokens and channels, before any
         standardising.
         """
-        with self._autocast():
-            x = torch.cat([part.float() for part in self._projected(observation)], dim=1)
+        x = torch.cat([part.float() for part in self._projected(observation)], dim=1)
         return float((x.var(0, unbiased=False).mean() / x.square().mean().clamp(min=1e-12)).sqrt())
 
     @torch.inference_mode()
     def image_features(self, frames: Tensor) -> Tensor:
         """The vision tower's mean token float32 [n vit_width] for frames uint8 [n H W 3] of the
         first camera."""
-        camera = self.cameras[0]
-        if tuple(frames.shape[1:]) != (camera.height, camera.width, 3):
-            raise EmbodimentMismatch(
-                f"the policy reads images of {camera.height}x{camera.width}x3, got "
-                f"{tuple(frames.shape[1:])}: encode frames of camera {camera.name}"
-            )
         with self._autocast():
-            pixels = self._normalized_pixels(frames.to(self.device).permute(0, 3, 1, 2))
-            return self.vision[0](pixels).float().mean(1)
-
-    def _normalized_pixels(self, pixels: Tensor) -> Tensor:
-        """uint8 → [-1, 1]. Integers up to 255 and their distance to 127.5 are exact in bfloat16."""
-        dtype = torch.bfloat16 if self.uses_bfloat16() else torch.float32
-        return pixels.to(dtype).sub_(127.5).mul_(1 / 127.5)
+            return self.pictures.mean_token(frames, self._pixel_dtype)
 
     def _text_tokens(self, ids: Tensor) -> Tensor:
         """Instruction tokens [u T d], or pooled by learned queries into [u
@@ -341,22 +246,14 @@ class VisionLanguageTrunk(nn.Module, Policy):
         self, observation: Observation, replay: Mapping[str, Tensor] | None = None
     ) -> Inputs:
         """What `_prefix` takes."""
-        ids, rows = self._text_ids(observation.instruction)
-        self._require_proprio(observation)
+        ids, rows = self.instructions.ids(observation.instruction, self.device)
+        require_proprio(observation, self.embodiment)
         return (
             self.image_tokens(observation, replay),
             ids,
             rows,
             observation.proprio.to(self.device),
         )
-
-    def _require_proprio(self, observation: Observation) -> None:
-        if observation.proprio.shape[1] != self.embodiment.proprio_dim:
-            raise EmbodimentMismatch(
-                f"the policy reads {self.embodiment.proprio_dim} proprio dimensions "
-                f"({', '.join(self.embodiment.proprio_names)}), the observation has "
-                f"{observation.proprio.shape[1]}"
-            )
 
     def _value(self, prefix: Tensor) -> Tensor | None:
         """Value from the last hidden state of the prefix: it sees all inputs and no action, in
@@ -395,9 +292,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
         ``seed`` fixes its weights; without one they are drawn from torch's generator as it stands
         (a run seeds it).
         """
-        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with seeded(seed):
             return cls(
                 config,
                 embodiment,
@@ -410,7 +305,6 @@ class VisionLanguageTrunk(nn.Module, Policy):
         cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
     ) -> Self:
         """Inverse of `config_dict` and `extra_files` (weights are loaded afterwards)."""
-        known = {f.name for f in dataclasses.fields(cls.config_class)}
         values = dict(data["config"])
         # made before there was one: it acts, and learns, as it did
         if "feature_norm" not in values:
@@ -424,12 +318,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
         if values.get("decoding") == "autoregressive" and values.get("noise_correlation"):
             # older ones say 0.8 there, which is refused now: it biased RL
             values["noise_correlation"] = None
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(
-                f"the checkpoint's policy config has unknown keys {unknown}: it needs "
-                "a newer vla_rl"
-            )
+        require_known(values, cls.config_class)
         return cls(
             cls.config_class(**values),
             embodiment,

@@ -18,7 +18,7 @@ from policies.trunk.llama import attend, init_linear
 _EPSILON = 1e-6  # of the norms, as in timm's ViT
 
 
-class ChannelNorm(nn.LayerNorm):
+class _ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of a channels-last image [b C H W]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def conditioned(tower: nn.Module, condition: Tensor | None) -> Iterator[None]:
             layer.condition = None
 
 
-class ConvStem(nn.Module):
+class _ConvStem(nn.Module):
     """Strided convolutions in place of patch embedding: [b 3 H W] → [b N width].
 
     With ``config.film`` every convolution but the last is followed by a `FiLM`.
@@ -72,7 +72,7 @@ class ConvStem(nn.Module):
             layers.append(nn.Conv2d(channels[i], channels[i + 1], k, s, conv_padding(k, s)))
             if i + 1 < len(config.stem_kernels):
                 if config.stem_norm == "layer":
-                    layers.append(ChannelNorm(channels[i + 1], eps=1e-6))
+                    layers.append(_ChannelNorm(channels[i + 1], eps=1e-6))
                 if config.film:
                     layers.append(FiLM(config.llm_width, channels[i + 1]))
                 layers.append(nn.ReLU())
@@ -89,7 +89,7 @@ class ConvStem(nn.Module):
         return self.layers(x).flatten(2).transpose(1, 2)
 
 
-class PatchEmbed(nn.Module):
+class _PatchEmbed(nn.Module):
     """Square patches: [b 3 H W] → [b N width]."""
 
     def __init__(self, patch: int, height: int, width: int, embed_dim: int):
@@ -119,7 +119,7 @@ class Attention(nn.Module):
         return F.dropout(self.proj(x), self.dropout, self.training)
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, dropout: float):
         super().__init__()
         self.dropout = dropout
@@ -130,14 +130,14 @@ class FeedForward(nn.Module):
         return F.dropout(self.fc2(x), self.dropout, self.training)
 
 
-class VisionBlock(nn.Module):
+class _VisionBlock(nn.Module):
     def __init__(self, config: TrunkConfig):
         super().__init__()
         width = config.vit_width
         self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
         self.attn = Attention(width, config.vit_heads, config.dropout)
         self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
-        self.mlp = FeedForward(width, int(width * config.vit_mlp_ratio), config.dropout)
+        self.mlp = _FeedForward(width, int(width * config.vit_mlp_ratio), config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -153,13 +153,13 @@ class VisionTower(nn.Module):
         super().__init__()
         size = (height, width, config.vit_width)
         embed = (
-            ConvStem(config, *size)
+            _ConvStem(config, *size)
             if config.stem_channels
-            else PatchEmbed(config.patch_size, *size)
+            else _PatchEmbed(config.patch_size, *size)
         )
         self.patch_embed = embed
         self.pos_embed = nn.Parameter(torch.empty(1, embed.num_patches, config.vit_width))
-        blocks = [VisionBlock(config) for _ in range(config.vit_depth)]
+        blocks = [_VisionBlock(config) for _ in range(config.vit_depth)]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(config.vit_width, eps=_EPSILON)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)

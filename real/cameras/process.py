@@ -74,7 +74,7 @@ class CameraConfig:
             ) from None
 
 
-class Station:
+class _Station:
     """Passes a camera's pictures on: into a ring, and a `Frame` to the session."""
 
     def __init__(self, name: str, config: CameraConfig, client: Client, say: Callable[[str], None]):
@@ -151,7 +151,7 @@ def main() -> None:
     try:
         chosen = CameraConfig(**config["camera"])
         client = Client(config["socket"], "camera", f"camera.{name}")
-        station = Station(name, chosen, client, lambda text: print(text, flush=True))
+        station = _Station(name, chosen, client, lambda text: print(text, flush=True))
         station.start()
     except (UserError, CameraLost) as error:
         raise SystemExit(f"error: {error}") from None

@@ -93,7 +93,7 @@ def _rounded(numbers: tuple[float, ...]) -> list[float | None]:
 
 
 @dataclass
-class Told:
+class _Told:
     """An episode as far as it is known: its ``verdict`` is "success", "failure" or ""."""
 
     span: Span
@@ -116,7 +116,7 @@ class Display:
         self.curve: list[tuple[int, float]] = []
         self.model = ""
         self.story: deque[dict[str, Any]] = deque(maxlen=_STORY)
-        self.episodes: list[Told] = []
+        self.episodes: list[_Told] = []
         self.task = ""  # of the next episode, or of the one that runs
         self._why = ("", "")  # the mode that was entered last, and why
         self._curve_episode = -1
@@ -135,7 +135,7 @@ class Display:
         running = last.span if last is not None and last.span.ended == math.inf else None
         if state.mode in _IN_EPISODE and (running is None or running.episode != state.episode):
             # it had begun before anybody listened
-            self.episodes.append(Told(Span(state.episode, -math.inf), self.task))
+            self.episodes.append(_Told(Span(state.episode, -math.inf), self.task))
         elif last is not None and running is not None and state.mode not in _IN_EPISODE:
             last.span = Span(running.episode, running.begun, state.stamp)
         if state.episode != self._curve_episode:
@@ -149,7 +149,7 @@ class Display:
             )
         if n.name == "begin":
             self.task = n.value
-            self.episodes.append(Told(Span(n.episode, n.stamp), n.value))
+            self.episodes.append(_Told(Span(n.episode, n.stamp), n.value))
         elif n.name in ("end_episode", "discard") and self.episodes:
             told = self.episodes[-1]
             told.span, told.discarded = (

@@ -201,7 +201,7 @@ class Console:
         """The second way for an e-stop, where a page's socket is closed or full."""
         if self.gate.right_of_cookie(request.cookies) != FULL:
             return _refusal(403, "This link is for watching alone.")
-        done = self.hub.estop()
+        done = self.hub.requests.estop()
         return (
             web.Response(status=204)
             if done
@@ -232,9 +232,9 @@ class Console:
             except (asyncio.TimeoutError, ConnectionError):
                 break
             if message.type is WSMsgType.TEXT:
-                self.hub.hear_page(viewer, message.data)
+                self.hub.requests.hear(viewer, message.data)
             elif message.type is WSMsgType.BINARY:
-                self.hub.refuse(viewer, "pages send text")
+                self.hub.pages.refuse(viewer, "pages send text")
             else:
                 return  # closed, by either side or for a message that was too large
             if viewer.flooding:

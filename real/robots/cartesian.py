@@ -39,7 +39,7 @@ _TURNS = dataclasses.replace(
 
 
 @dataclass(frozen=True)
-class CartesianConfig:
+class _CartesianConfig:
     """``arm`` is "module:Class" of the robot beneath with its ``options``. ``model`` is a URDF or
     MJCF file of the arm, and ``hand`` the body or site in it whose pose is commanded, in the
     model's own base frame.
@@ -81,7 +81,7 @@ class CartesianConfig:
 
 
 class CartesianArm:
-    """A `Robot`; ``options`` are those of `CartesianConfig`.
+    """A `Robot`; ``options`` are those of `_CartesianConfig`.
 
     Proprioception: position (m) and quaternion (w x y z) of the hand, the gripper's opening 0 … 1,
     the joints (rad).
@@ -89,7 +89,7 @@ class CartesianArm:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, **options: Any):
         try:
-            self.config = x = CartesianConfig(**options)
+            self.config = x = _CartesianConfig(**options)
         except TypeError as error:
             raise ConfigError(
                 f"robot.options of {type(self).__name__} are wrong: {error}"
@@ -207,7 +207,7 @@ class CartesianArm:
 
 
 def _embodiment(
-    name: str, config: CartesianConfig, gripper: bool, beneath: EmbodimentSpec
+    name: str, config: _CartesianConfig, gripper: bool, beneath: EmbodimentSpec
 ) -> EmbodimentSpec:
     """What an action and the proprioception of the arm mean."""
     turns, grip = ("rx", "ry", "rz") if config.turn else (), ("gripper",) if gripper else ()

@@ -3,6 +3,7 @@ it is seeded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vla_rl.errors import ConfigError
@@ -58,3 +59,37 @@ class Defects:
     watchdog_s: float = 0.0
     seed: int = 0
     script: tuple[Fault, ...] = ()
+
+
+class Script:
+    """Faults that strike as time goes on; ``now`` is in seconds after the start."""
+
+    def __init__(self, faults: Sequence[Fault]):
+        self.faults = list(faults)
+        self._struck: set[Fault] = set()
+        self._over: set[Fault] = set()
+
+    def value(self, name: str, now: float, camera: str = "") -> float:
+        """Of a fault (1 where that is 0) while it lasts, else 0."""
+        for fault in self.faults:
+            if fault.name == name and fault.lasts(now) and fault.camera in ("", camera):
+                return fault.value or 1.0
+        return 0.0
+
+    def inject(self, fault: Fault) -> None:
+        """One that strikes now; those that are long over are forgotten."""
+        self.faults = [f for f in self.faults if f.at + f.seconds > fault.at - 1.0]
+        self.faults.append(fault)
+        self._struck &= set(self.faults)
+        self._over &= set(self.faults)
+
+    def due(self, now: float) -> Iterator[tuple[Fault, bool]]:
+        """What strikes (True), and what of power and force ends, each once."""
+        for fault in self.faults:
+            lasting = fault.name in ("power", "force") and fault in self._struck - self._over
+            if lasting and not fault.lasts(now):
+                self._over.add(fault)
+                yield fault, False
+            if fault not in self._struck and now >= fault.at:
+                self._struck.add(fault)
+                yield fault, True

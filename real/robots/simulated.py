@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from real.robots.faults import Defects, Fault
+from real.robots.faults import Defects, Fault, Script
 from real.robots.protocol import Measured, Reference, RobotLost
 from real.robots.world import World, aim, capabilities, own_limits
 
@@ -52,6 +52,42 @@ class Picture:
     image: np.ndarray
 
 
+class _Cameras:
+    """What the cameras deliver, with their defects; a camera's own numbers count its pictures."""
+
+    def __init__(self, script: Script, rng: np.random.Generator):
+        self._script, self._rng = script, rng
+        self._numbers: dict[str, int] = {}
+        self._late: deque[tuple[float, Picture]] = deque()
+        self._last: dict[str, Picture] = {}
+
+    def deliver(
+        self, images: dict[str, np.ndarray], time: float, now: float, stamp: float
+    ) -> list[Picture]:
+        """Of ``images`` at ``time``, ``now`` seconds after the start, what arrives; ``stamp`` is
+        the device's."""
+
+        def fault(name: str, camera: str) -> float:
+            return self._script.value(name, now, camera)
+
+        fresh = []
+        for camera, image in images.items():
+            if fault("camera_lost", camera):
+                continue
+            if fault("camera_freeze", camera) and camera in self._last:
+                fresh.append(self._last[camera])
+                continue
+            number = self._numbers[camera] = self._numbers.get(camera, -1) + 1
+            if self._rng.random() < fault("camera_gap", camera):
+                continue
+            picture = self._last[camera] = Picture(camera, number, stamp, image)
+            fresh += [picture] * (2 if fault("camera_twice", camera) else 1)
+        self._late += [(time + fault("camera_late", p.camera), p) for p in fresh]
+        due = [p for t, p in self._late if t <= time]
+        self._late = deque((t, p) for t, p in self._late if t > time)
+        return due
+
+
 class SimulatedRobot:
     """See the module's text. ``stopper`` is passed on in the capabilities."""
 
@@ -70,8 +106,9 @@ class SimulatedRobot:
         self.log = Log()
         self.errors: set[str] = set()
         self.begun = 0  # episodes
-        self.script = list(defects.script)
+        self.script = Script(defects.script)
         self._rng = np.random.default_rng(defects.seed)
+        self._cameras = _Cameras(self.script, self._rng)
         self._zero = self._time = clock()
         # when it takes effect; None: hold
         self._inbox: deque[tuple[float, Reference | None]] = deque()
@@ -80,13 +117,8 @@ class SimulatedRobot:
         self._heard = self._time
         self._holding = True
         self._stopped = False
-        self._struck: set[Fault] = set()
-        self._over: set[Fault] = set()
         self._grips: deque[tuple[float, float]] = deque()
         self._grip = 0.0
-        self._numbers: dict[str, int] = {}
-        self._late: deque[tuple[float, Picture]] = deque()
-        self._last: dict[str, Picture] = {}
         self._remember()
 
     # --------------------------------------------------------------------------- the Robot Protocol
@@ -147,11 +179,7 @@ class SimulatedRobot:
     def inject(self, name: str, seconds: float = 0.0, value: float = 0.0) -> None:
         """A fault of `real.robots.faults.FAULTS` that strikes now; those of the script that are
         long over are forgotten."""
-        now = self._time - self._zero
-        self.script = [f for f in self.script if f.at + f.seconds > now - 1.0]
-        self.script.append(Fault(name, now, seconds, value))
-        self._struck &= set(self.script)
-        self._over &= set(self.script)
+        self.script.inject(Fault(name, self._time - self._zero, seconds, value))
 
     def advance_to(self, time: float) -> None:
         """Bring the physics to ``time``, in whole steps of `STEP_S`; targets and faults strike
@@ -169,35 +197,19 @@ class SimulatedRobot:
 
     def pictures(self) -> list[Picture]:
         """What the cameras deliver now, with their defects. Call it at the cameras' rate."""
-        fresh = []
-        for camera, image in self.world.pictures().items():
-            if self._fault("camera_lost", camera):
-                continue
-            if self._fault("camera_freeze", camera) and camera in self._last:
-                fresh.append(self._last[camera])
-                continue
-            number = self._numbers[camera] = self._numbers.get(camera, -1) + 1
-            if self._rng.random() < self._fault("camera_gap", camera):
-                continue
-            picture = self._last[camera] = Picture(camera, number, self._clock(self._time), image)
-            fresh += [picture] * (2 if self._fault("camera_twice", camera) else 1)
-        self._late += [(self._time + self._fault("camera_late", p.camera), p) for p in fresh]
-        due = [p for t, p in self._late if t <= self._time]
-        self._late = deque((t, p) for t, p in self._late if t > self._time)
-        return due
+        stamp = self._clock(self._time)
+        return self._cameras.deliver(
+            self.world.pictures(), self._time, self._time - self._zero, stamp
+        )
 
     # --------------------------------------------------------------------------------------- inside
     def _clock(self, time: float) -> float:
         """What the device's clock shows."""
         return time + self.defects.drift * (time - self._zero) + self._fault("clock")
 
-    def _fault(self, name: str, camera: str = "") -> float:
+    def _fault(self, name: str) -> float:
         """Its value (1 where that is 0) while the fault lasts, else 0."""
-        now = self._time - self._zero
-        for fault in self.script:
-            if fault.name == name and fault.lasts(now) and fault.camera in ("", camera):
-                return fault.value or 1.0
-        return 0.0
+        return self.script.value(name, self._time - self._zero)
 
     def _send(self, reference: Reference | None) -> None:
         if self._fault("power"):
@@ -241,18 +253,10 @@ class SimulatedRobot:
             self._rest()
 
     def _strike(self) -> None:
-        now = self._time - self._zero
-        for fault in self.script:
-            if (
-                fault.name in ("power", "force")
-                and fault in self._struck - self._over
-                and not fault.lasts(now)
-            ):
-                self._over.add(fault)
+        for fault, strikes in self.script.due(self._time - self._zero):
+            if not strikes:
                 self._end(fault.name)
-            if fault in self._struck or now < fault.at:
                 continue
-            self._struck.add(fault)
             self._event(fault.name)
             if fault.name == "reflex":
                 self.errors.add("reflex")

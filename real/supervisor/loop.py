@@ -81,13 +81,13 @@ class Loop:
             self._serve(0.0)
             lateness = self.deadlines.lateness()
             self.late.append(lateness)
-            self.supervisor.overruns = self.deadlines.overruns
+            self.supervisor.session.overruns = self.deadlines.overruns
             self.supervisor.tick(self.deadlines.tick, time.monotonic(), lateness)
             self._pass_frames()
             self._flush()
             if self.signals and ending == math.inf:
                 ending = time.monotonic() + _RESTING_S
-                self.supervisor.ask("stop", By.SUPERVISOR, "the session ends")
+                self.supervisor.session.ask("stop", By.SUPERVISOR, "the session ends")
             if self.signals > 1:
                 self.robot.stop()
                 break
@@ -97,7 +97,7 @@ class Loop:
         stopped."""
         if in_order:
             self._flush()
-            bye = self.supervisor.farewell()
+            bye = self.supervisor.session.farewell()
             for connection in list(self.server.connections):
                 self.server.send(connection, encode(bye))
         else:
@@ -122,9 +122,9 @@ class Loop:
             try:
                 self.supervisor.receive(connection, decode(packet), now)
             except MessageError as error:
-                self.supervisor.unreadable(connection, str(error))
+                self.supervisor.reception.unreadable(connection, str(error))
         for connection in gone:
-            self.supervisor.left(connection)
+            self.supervisor.reception.left(connection)
         if packets or gone:
             self._flush()
 
@@ -155,15 +155,15 @@ class Loop:
                 "device_no": device_no,
             }
             size = {"height": height, "width": width, "channels": channels}
-            self.supervisor.see(
+            self.supervisor.reception.see(
                 self._frames.make(Frame, **place, **size, capture=capture, device_stamp=stamp)
             )
 
     def _flush(self) -> None:
-        outbox, self.supervisor.outbox = self.supervisor.outbox, []
+        outbox, self.supervisor.session.outbox = self.supervisor.session.outbox, []
         for client, message in outbox:
             packet = encode(message)
-            receivers = [client] if client is not None else list(self.supervisor.clients)
+            receivers = [client] if client is not None else list(self.supervisor.session.clients)
             for connection in receivers:
                 if connection in self.server.connections:
                     self.server.send(connection, packet)
@@ -220,7 +220,7 @@ def _report(loop: Loop, scheduled: str) -> dict[str, Any]:
         "ticks": loop.deadlines.tick + 1,
         "overruns": loop.deadlines.overruns,
         "lateness_ms": at | ({"max": 1e3 * late[-1]} if late else {}),
-        "refused": loop.supervisor.refused,
+        "refused": loop.supervisor.session.refused,
         "cpu_seconds": time.process_time(),
     }
 

@@ -19,7 +19,8 @@ from real.modes import Mode
 from real.teleop.engage import Align, Clutch, Hysteresis, MotionEngage
 from real.teleop.follow import Follower
 from real.teleop.protocol import DeviceLost, Sample
-from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.bounds import Bounded, bound
+from vla_rl.errors import UserError, first_line
 
 _FOLLOWED = (Mode.READY, Mode.AUTO, Mode.PAUSED)  # in which a leader may go where the arm is
 
@@ -38,7 +39,7 @@ class Teleoperator(Protocol):
 
 
 @dataclass(frozen=True)
-class LeaderConfig:
+class LeaderConfig(Bounded, place="teleop"):
     """``type`` is lerobot's name of the device ("so101_leader"), ``options`` the fields of its
     config (port, id …).
 
@@ -58,16 +59,9 @@ class LeaderConfig:
     motion: float = 100.0
     engage: Hysteresis = field(default_factory=Hysteresis)
     follows: bool = False
-    follow_speed: float = 60.0
-    follow_torque: float = 0.25
-    pull: float = 8.0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.follow_torque <= 1 and self.follow_speed > 0 and self.pull > 0):
-            raise ConfigError(
-                f"teleop.follow_torque={self.follow_torque} must be in (0, 1], "
-                f"teleop.follow_speed={self.follow_speed} and teleop.pull={self.pull} above 0"
-            )
+    follow_speed: float = bound(60.0, gt=0)
+    follow_torque: float = bound(0.25, gt=0, le=1)
+    pull: float = bound(8.0, gt=0)
 
 
 def build(config: LeaderConfig) -> Teleoperator:

@@ -112,47 +112,6 @@ class Random:
         return done
 
 
-class Values(Protocol):
-    """Q of the policy's and of the expert's action in a state."""
-
-    def __call__(self, state: State) -> tuple[float, float]: ...
-
-
-class Value:
-    """Take over where Q(s, policy) < ``alpha`` Q(s, expert), but for ``slip`` of the times; for
-    ``steps`` steps (RLIF)."""
-
-    def __init__(
-        self,
-        values: Values,
-        control_hz: float,
-        alpha: float = 0.95,
-        slip: float = 0.05,
-        steps: int = 5,
-    ):
-        self.values, self.control_hz, self.alpha, self.slip, self.steps = (
-            values,
-            control_hz,
-            alpha,
-            slip,
-            steps,
-        )
-        self._rng, self._looked = np.random.default_rng(0), -1
-
-    def begin(self, rng: np.random.Generator) -> None:
-        self._rng, self._looked = rng, -1
-
-    def wants(self, state: State, now: float) -> bool:
-        if state.step <= self._looked:
-            return False  # one look in a control step
-        self._looked = state.step
-        policy, expert = self.values(state)
-        return policy < self.alpha * expert and self._rng.random() >= self.slip
-
-    def enough(self, state: State, now: float, helped_s: float) -> bool:
-        return helped_s >= self.steps / self.control_hz
-
-
 @dataclass(frozen=True)
 class OperatorConfig(Bounded, place="operator"):
     """``reaction_s`` plus a log-normal of median ``reaction_median_s`` and log-deviation

@@ -150,7 +150,7 @@ def nearer(state: SceneState, name: str) -> int:
     return int(state.position(name)[0] > 0.0)
 
 
-class Ring:
+class _Ring:
     """Comes over the bell with a closed hand and pushes."""
 
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
@@ -168,7 +168,7 @@ class Ring:
         return np.stack(command)
 
 
-class PutOn:
+class _PutOn:
     """Picks the target up, carries it over the goal, lowers it, opens and goes away upwards."""
 
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
@@ -216,7 +216,7 @@ class PutOn:
         return hand.go(state, place + above(0.05) if apart else released, yaw, OPEN)
 
 
-class LiftApart:
+class _LiftApart:
     """Each arm lifts the block on its side."""
 
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
@@ -236,7 +236,7 @@ class LiftApart:
         )
 
 
-class LiftTogether:
+class _LiftTogether:
     """Both hands take the bar by its grips and raise it in step."""
 
     def __init__(self, task: Task, state: SceneState, speed: float) -> None:
@@ -259,7 +259,7 @@ class LiftTogether:
         return np.stack(commands)
 
 
-class HandOver:
+class _HandOver:
     """The left hand brings the stick to the middle, the right one takes its other end, then the
     left lets go."""
 
@@ -301,7 +301,7 @@ class HandOver:
 
 
 _EXPERTS: dict[str, Callable[[Task, SceneState, float], Demonstrator]]
-_EXPERTS = {"ring": Ring, "place": PutOn, "stack": PutOn, "hand_over": HandOver}
+_EXPERTS = {"ring": _Ring, "place": _PutOn, "stack": _PutOn, "hand_over": _HandOver}
 
 
 def make_demonstrator(task_id: str, state: SceneState, speed: float = 1.0) -> Demonstrator:
@@ -310,8 +310,8 @@ def make_demonstrator(task_id: str, state: SceneState, speed: float = 1.0) -> De
     task = TASKS[task_id]
     if task.kind == "lift":
         return (
-            LiftApart(task, state, speed)
+            _LiftApart(task, state, speed)
             if len(task.targets) > 1
-            else LiftTogether(task, state, speed)
+            else _LiftTogether(task, state, speed)
         )
     return _EXPERTS[task.kind](task, state, speed)

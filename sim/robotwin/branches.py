@@ -90,7 +90,7 @@ class _Main(Branch):
 
     def fix(self) -> None:
         module: Any = importlib.import_module("envs.robot.robot")
-        module.CuroboPlanner, set_planner = Planner, module.Robot.set_planner
+        module.CuroboPlanner, set_planner = _Planner, module.Robot.set_planner
 
         def with_mplib(robot: Any, scene: Any = None) -> None:
             set_planner(robot, scene)
@@ -214,7 +214,7 @@ def close(task: Any) -> None:
         vars(task).pop(name, None)
 
 
-class Planner:
+class _Planner:
     """What main asks of curobo's planner, done by its own planner of mplib. Made with arguments
     of curobo's."""
 

@@ -140,7 +140,7 @@ class TabletopArm:
     def advance(self, seconds: float) -> None:
         for _ in range(max(1, round(seconds / SUBSTEP))):
             self._substep()
-        self._held = self._held + 1 if self._scene.success(self._task, self._data) else 0
+        self._held = self._held + 1 if self._scene.judge.success(self._task, self._data) else 0
 
     def _substep(self) -> None:
         osc, data, model = self._osc, self._data, self._osc.model
@@ -236,8 +236,10 @@ class TabletopArm:
         state = self._simulator.state(0)
         target = state.position(self._task.target)
         near = 1.0 - min(float(np.linalg.norm(target - state.eef_position)) / 0.3, 1.0)
-        lifted = min(max(self._scene.height(self._data, self._task.target) / LIFT_HEIGHT, 0.0), 1.0)
-        goal = self._scene.goal(self._task, self._data)
+        lifted = min(
+            max(self._scene.judge.height(self._data, self._task.target) / LIFT_HEIGHT, 0.0), 1.0
+        )
+        goal = self._scene.judge.goal(self._task, self._data)
         if goal is None:
             return 0.5 * near + 0.5 * lifted
         across = float(np.linalg.norm((goal - target)[:2]))

@@ -32,15 +32,6 @@ class SceneState(Protocol):
     def position(self, name: str) -> np.ndarray: ...
 
 
-class Demonstrator(Protocol):
-    """A scripted expert for one episode."""
-
-    def act(self, state: SceneState) -> np.ndarray:
-        """A clean label in physical units [a]: metres (and radians) per control step, gripper -1
-        open ... +1 close."""
-        ...
-
-
 def toward(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """Command [3] that moves the hand straight towards ``goal``, at most `REACH` per dimension."""
     offset = GAIN * (goal - position)
@@ -56,9 +47,9 @@ def distance_to_path(point: np.ndarray, start: np.ndarray, end: np.ndarray) -> f
     return float(np.linalg.norm(p - (a + t * (b - a))))
 
 
-class PickDemonstrator:
-    """Reach over the target, close, lift; for "stack" and "place" also carry, lower, open and
-    retreat."""
+class Demonstrator:
+    """A scripted expert for one episode: reach over the target, close, lift; for "stack" and
+    "place" also carry, lower, open and retreat."""
 
     def __init__(self, task: Task, action_dim: int) -> None:
         self._task, self._dim = task, action_dim
@@ -69,7 +60,8 @@ class PickDemonstrator:
         self._released: np.ndarray | None = None  # where the hand was to be when it let go
 
     def act(self, state: SceneState) -> np.ndarray:
-        """See `Demonstrator.act`."""
+        """A clean label in physical units [a]: metres (and radians) per control step, gripper -1
+        open ... +1 close."""
         hand, target = state.eef_position, state.position(self._task.target)
         grasp = target + np.array([0.0, 0.0, self._spec.grasp_height])
         offset = grasp - hand
@@ -164,4 +156,4 @@ class PickDemonstrator:
 def make_demonstrator(task: Task, action_dim: int) -> Demonstrator:
     """A fresh expert for one episode of ``task``, for an action space of ``action_dim`` (4 or
     7)."""
-    return PickDemonstrator(task, action_dim)
+    return Demonstrator(task, action_dim)

@@ -1,6 +1,6 @@
 """The suite's scenes as regular robosuite environments, and what is read off their compiled models.
 
-`TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and the
+`_TabletopEnv` is an ordinary `SingleArmEnv`: it can be stepped with robosuite's own `step`, and the
 benchmark does so. The fast simulator takes its compiled model from the same class, so that both run
 the same scene by construction. This module imports robosuite; import it only where a simulator is
 really built.
@@ -45,7 +45,7 @@ CONTROLLERS = {"osc_position": "OSC_POSITION", "osc_pose": "OSC_POSE"}
 _XML_OBJECTS = {"can": CanObject, "milk": MilkObject, "bread": BreadObject, "cereal": CerealObject}
 
 
-class TabletopEnv(SingleArmEnv):
+class _TabletopEnv(SingleArmEnv):
     """A Panda at a table with the objects of one `SceneSpec`, and a marked zone where the scene has
     one.
 
@@ -111,7 +111,7 @@ class TabletopEnv(SingleArmEnv):
         return False
 
 
-def make_env(scene: str, controller: str, **kwargs: Any) -> TabletopEnv:
+def make_env(scene: str, controller: str, **kwargs: Any) -> _TabletopEnv:
     """A plain robosuite environment of ``scene``; without cameras unless ``kwargs`` ask for
     them."""
     options: dict[str, Any] = {
@@ -123,7 +123,7 @@ def make_env(scene: str, controller: str, **kwargs: Any) -> TabletopEnv:
         "ignore_done": True,
     }
     config = robosuite.load_controller_config(default_controller=CONTROLLERS[controller])
-    return TabletopEnv(scene=scene, controller_configs=config, **(options | kwargs))
+    return _TabletopEnv(scene=scene, controller_configs=config, **(options | kwargs))
 
 
 def _build_object(spec: ObjectSpec) -> Any:

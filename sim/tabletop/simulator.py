@@ -113,7 +113,7 @@ class TabletopSimulator:
         s = self._slots.setdefault(slot, _Slot())
         s.begin(task, episode, scene)
         scene.restore(s.data(scene), s.control, self.initial_state(episode))
-        s.tracker = scene.tracker(task, s.data(scene))
+        s.tracker = scene.judge.tracker(task, s.data(scene))
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
@@ -134,7 +134,7 @@ class TabletopSimulator:
             s.elapsed += 1
             executed += 1
             s.tracker.update(opening=row[-1] < 0.0)
-            s.held = s.held + 1 if s.scene.success(s.task, data) else 0
+            s.held = s.held + 1 if s.scene.judge.success(s.task, data) else 0
             if s.held >= self.config.success_hold:
                 s.success = True
                 rewards[executed - 1] = 1.0
@@ -165,7 +165,7 @@ class TabletopSimulator:
             images=images,
             proprio=s.scene.proprio(data),
             instruction=instruction(s.task.spec, s.episode),
-            privileged=s.scene.privileged(s.task, data, fraction),
+            privileged=s.scene.judge.privileged(s.task, data, fraction),
         )
 
     def demonstrator(self, task_id: str) -> Demonstrator:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms import conservative, critics, gripper_choices
 from vla_rl.algorithms.advantages import chunk_rewards
+from vla_rl.algorithms.anchor import Anchor
 from vla_rl.algorithms.conservative import RETURN
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.algorithms.picture_inputs import PictureInputs
@@ -155,7 +156,15 @@ class ActorCritic(ABC):
             loss = loss + c.conservative_weight * gap
             figures["conservative_gap"] = gap
         if self._chooses is not None:
-            figures["gripper_loss"] = self._choice_loss(batch, encoded, frames, next_frames)
+            figures["gripper_loss"] = gripper_choices.learned(
+                self.policy,
+                self._target,
+                batch,
+                encoded,
+                (frames, next_frames),
+                c.gripper_penalty,
+                c.conservative_weight if self._conservative else 0.0,
+            )
             loss = loss + figures["gripper_loss"]
         if (besides := self.policy.encoder_loss(frames)) is not None:
             figures["encoder_loss"] = besides
@@ -194,40 +203,6 @@ class ActorCritic(ABC):
         """Whether this update keeps values low where there is no data: before the first episode,
         if at all."""
         return self.config.conservatism != "none" and self.updates < self.config.offline_updates
-
-    def _choice_loss(
-        self,
-        batch: Transitions,
-        encoded: Tensor,
-        frames: Mapping[str, Tensor],
-        next_frames: Mapping[str, Tensor],
-    ) -> Tensor:
-        """Of the gripper's choices; before the first episode also conservative, where the
-        critics are."""
-        policy: Any = self.policy
-        c = self.config
-        values = policy.choice_values(encoded, frames)
-        taken = policy.chosen(batch.actions, batch.valid, frames)
-        with torch.no_grad():
-            online = policy.choice_values(policy.encode(next_frames), next_frames)
-            following = policy.choice_values(
-                self._target[0](next_frames), next_frames, self._target[2]
-            )
-            rewards = gripper_choices.penalised(batch, frames, next_frames, c.gripper_penalty)
-            there = policy.choosable(next_frames)
-            target = gripper_choices.choice_target(
-                rewards, batch.discounts.to(rewards), online, following, there
-            )
-        loss = gripper_choices.choice_loss(values, taken, target)
-        if self._conservative:
-            known = taken >= 0
-            data = values[known].gather(1, taken[known][:, None])[None, :, 0]
-            returns = frames[RETURN][known] if RETURN in frames else None
-            if bool(known.any()):
-                loss = loss + c.conservative_weight * critics.calibrated_gap(
-                    values[known][None], data, returns
-                )
-        return loss
 
     def _taken(self, batch: Transitions, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of the stored decisions [b d]."""
@@ -292,18 +267,16 @@ class ActorCritic(ABC):
         self.generator.set_state(state["generator"].cpu())
 
 
-class ClimbingActor(ActorCritic):
+class _ClimbingActor(ActorCritic):
     """The actor's latent action climbs the critics' gradient.
 
     With ``anchor_coef`` it is held near what it did as the first episode began, less and less,
-    while critics that know little of other actions learn what those are worth (a policy constraint
-    that is let go, as in PROTO, arXiv 2305.15669). Mean and spread are held alike, by the squared
-    Wasserstein distance: that of what both make of the same noise. The encoder that it shares with
-    the critics is part of it: they move it, and an actor that stood still would act otherwise. (How
-    much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
+    while critics that know little of other actions learn what those are worth (`Anchor`). Mean and
+    spread are held alike, by the squared Wasserstein distance: that of what both make of the same
+    noise. (How much of a correction is in use, ``actor.ramp``, is the present one on both sides.)
     """
 
-    _anchor: nn.ModuleList | None = None  # encoder and actor as they were
+    _anchor: Anchor | None = None
 
     def update(self, draw: Draw) -> dict[str, float]:
         if (
@@ -311,36 +284,8 @@ class ClimbingActor(ActorCritic):
             and self._anchor is None
             and self.updates >= self.config.offline_updates
         ):
-            self._anchor = self._copy_of_actor()
+            self._anchor = Anchor(self.policy)
         return super().update(draw)
-
-    def _copy_of_actor(self) -> nn.ModuleList:
-        return copy.deepcopy(
-            nn.ModuleList([self.policy.encoder, self.policy.actor])
-        ).requires_grad_(False)
-
-    def _anchor_weight(self) -> float:
-        """What is left of ``anchor_coef``; it falls from where the actor begins to learn, to
-        ``anchor_floor`` of it."""
-        c = self.config
-        if self._anchor is None:
-            return 0.0
-        begun = max(c.offline_updates, c.critic_warmup)
-        left = 1.0 - (self.updates - begun) / c.anchor_updates if c.anchor_updates else 1.0
-        return c.anchor_coef * min(1.0, max(c.anchor_floor, left))
-
-    def _drift(self, latent: Tensor, frames: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
-        """Mean squared distance of the latent action to what it was with the same noise, with
-        gradient to ``latent``."""
-        policy = self.policy
-        now = policy.encoder, policy.actor
-        policy.encoder, policy.actor = cast(nn.ModuleList, self._anchor)
-        try:
-            with torch.no_grad():
-                then, _ = policy.propose(policy.encode(frames), frames, noise)
-        finally:
-            policy.encoder, policy.actor = now
-        return (latent - then).square().mean()
 
     def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """Values [critics b] of a latent action, with gradient to it alone."""
@@ -362,8 +307,8 @@ class ClimbingActor(ActorCritic):
         if c.imitation_coef:
             loss = loss + c.imitation_coef * self._imitation_error(batch, latent, frames)
         drift = None
-        if held := self._anchor_weight():
-            drift = self._drift(latent, frames, noise)
+        if self._anchor is not None and (held := self._anchor.weight(c, self.updates)):
+            drift = self._anchor.drift(latent, frames, noise)
             loss = loss + held * drift
         loss.backward()
         self._guard.step(self.optimizer, loss.detach())
@@ -395,14 +340,14 @@ class ClimbingActor(ActorCritic):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | (
-            {} if self._anchor is None else {"anchor": dict(self._anchor.state_dict())}
+            {} if self._anchor is None else {"anchor": dict(self._anchor.then.state_dict())}
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if "anchor" in state:
-            self._anchor = self._copy_of_actor()
-            self._anchor.load_state_dict(state["anchor"])
+            self._anchor = Anchor(self.policy)
+            self._anchor.then.load_state_dict(state["anchor"])
 
     def _noise(self, rows: int) -> Tensor | None:
         """What the actor decides from as it learns [rows l]; None: its most likely actions."""
@@ -413,7 +358,7 @@ class ClimbingActor(ActorCritic):
         """Scalar, from values and log-probs [b], and figures of it."""
 
 
-class TD3(ClimbingActor):
+class TD3(_ClimbingActor):
     """A deterministic actor with smoothed targets (Fujimoto et al. 2018); with imitation beside it,
     TD3+BC (Fujimoto & Gu
     2021) without its scaling."""
@@ -436,7 +381,7 @@ class TD3(ClimbingActor):
         return -value.mean(), {}
 
 
-class SAC(ClimbingActor):
+class SAC(_ClimbingActor):
     """A stochastic actor and a temperature that holds its entropy (Haarnoja et al. 2018, arXiv
     1812.05905)."""
 

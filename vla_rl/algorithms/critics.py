@@ -41,7 +41,7 @@ class ValueHead(Protocol):
         ...
 
 
-class MeanHead:
+class _MeanHead:
     """One number, learned by squared error."""
 
     outputs = 1
@@ -123,7 +123,7 @@ class C51Head(_Bins):
 def value_head(config: CriticsConfig) -> ValueHead:
     """As ``config.head`` says."""
     if config.head == "mean":
-        return MeanHead()
+        return _MeanHead()
     bins = HLGaussHead if config.head == "hl_gauss" else C51Head
     return bins(config.low, config.high, config.bins)
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.conservative import RETURN
+from vla_rl.algorithms.critics import calibrated_gap
 from vla_rl.interfaces import ActorPolicy
 from vla_rl.types import Transitions
 
@@ -48,3 +51,33 @@ def penalised(
     """
     discounts = batch.discounts.to(frames[CHANGES])
     return batch.rewards.to(discounts) - penalty * (frames[CHANGES] - discounts * after[CHANGES])
+
+
+def learned(
+    policy: Any,
+    target: nn.ModuleList,
+    batch: Transitions,
+    encoded: Tensor,
+    frames: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    penalty: float,
+    conservative_weight: float,
+) -> Tensor:
+    """Loss of a draw's choices; ``frames`` are those of its observations and of the next ones,
+    ``target`` the target encoder, critics and choices. ``conservative_weight`` above 0 keeps values
+    low where there is no data."""
+    now, after = frames
+    values = policy.choice_values(encoded, now)
+    taken = policy.chosen(batch.actions, batch.valid, now)
+    with torch.no_grad():
+        online = policy.choice_values(policy.encode(after), after)
+        following = policy.choice_values(target[0](after), after, target[2])
+        rewards = penalised(batch, now, after, penalty)
+        there = policy.choosable(after)
+        wanted = choice_target(rewards, batch.discounts.to(rewards), online, following, there)
+    loss = choice_loss(values, taken, wanted)
+    known = taken >= 0
+    if conservative_weight and bool(known.any()):
+        data = values[known].gather(1, taken[known][:, None])[None, :, 0]
+        returns = now[RETURN][known] if RETURN in now else None
+        loss = loss + conservative_weight * calibrated_gap(values[known][None], data, returns)
+    return loss

@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy
 from vla_rl.learning.episode_queue import take_weights
+from vla_rl.serving.batches import Batches
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
 
 
@@ -40,25 +40,17 @@ class ServerJob:
     prepared: bool
 
 
-@dataclass
-class _Request:
-    observation: Observation
-    deterministic: bool
-    seeds: list[int]
-    answer: Future[dict[str, Any]] = field(default_factory=Future)
-
-
 class InferenceActor:
     """The policy, which answers requests from one thread; others take them in, and orders."""
 
     def __init__(self, job: ServerJob) -> None:
         self._job = job
-        self._asked: list[_Request] = []
         self._weights: tuple[int, dict[str, torch.Tensor]] | None = None
         self._version: int | None = None
         self._busy = 0.0
         self._shape: dict[str, Any] = {}
-        self._changed, self._opening = threading.Condition(), threading.Lock()
+        self._batches = Batches(self._act, ready=self._ready)
+        self._taking, self._opening = threading.Lock(), threading.Lock()
 
     def hello(self) -> dict[str, Any]:
         """Where it runs and with what."""
@@ -74,7 +66,6 @@ class InferenceActor:
                     "embodiment": self._policy.embodiment.to_dict(),
                     "chunk_length": self._policy.chunk_length,
                 }
-                threading.Thread(target=self._work, name="acting", daemon=True).start()
             return self._shape
 
     def _opened(self) -> Policy:
@@ -96,70 +87,47 @@ class InferenceActor:
         """Act with these from the next batch on; returns the seconds in which it acted since it
         started."""
         pending = unpacked_weights(data, checksum)
-        with self._changed:
+        with self._taking:
             self._weights = pending
-            self._changed.notify_all()
-            return self._busy
+        self._batches.wake()
+        return self._busy
 
     def act(self, data: np.ndarray) -> np.ndarray:
         """Waits for weights, and for its turn; returns a packed `PolicyOutput` and the version
         that acted."""
         self.open()  # (whoever asks first: Ray orders no calls of different callers)
         asked = unpacked(data)
-        request = _Request(
+        answer = self._batches.ask(
             observation_from_state(asked["observation"]), asked["deterministic"], asked["seeds"]
-        )
-        with self._changed:
-            self._asked.append(request)
-            self._changed.notify_all()
-        return packed(request.answer.result())
+        ).result()
+        return packed({"version": answer.told, "rows": answer.rows})
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._asked and (self._weights or self._version is not None)
-                )
-                kind = self._asked[0].deterministic
-                batch = [request for request in self._asked if request.deterministic == kind]
-                self._asked = [request for request in self._asked if request.deterministic != kind]
+    def _ready(self) -> bool:
+        return self._weights is not None or self._version is not None
+
+    def _act(
+        self, observation: Observation, deterministic: bool, seeds: list[int]
+    ) -> tuple[dict[str, torch.Tensor], int | None]:
+        """Rows of a decision, and the version of the weights that made it."""
+        started = time.perf_counter()
+        try:
+            with self._taking:
                 pending, self._weights = self._weights, None
-            started = time.perf_counter()
-            try:
-                if pending is not None:
-                    self._version = pending[0]
-                    take_weights(self._policy, pending[1])
-                for request, answer in zip(batch, self._answers(batch, kind), strict=True):
-                    request.answer.set_result(answer)
-            except BaseException as error:  # theirs to hear
-                for request in batch:
-                    if not request.answer.done():
-                        request.answer.set_exception(error)
+            if pending is not None:
+                self._version = pending[0]
+                take_weights(self._policy, pending[1])
+            with torch.inference_mode():
+                out = self._policy.act(observation, deterministic=deterministic, seeds=seeds)
+            rows = {
+                "actions": out.chunk.actions,
+                "valid": out.chunk.valid,
+                "behavior_log_prob": out.behavior_log_prob,
+                **({} if out.value is None else {"value": out.value}),
+                **{f"replay/{k}": x for k, x in out.replay.items()},
+            }
+            return {name: x.cpu() for name, x in rows.items()}, self._version
+        finally:
             self._busy += time.perf_counter() - started
-
-    def _answers(self, batch: Sequence[_Request], deterministic: bool) -> list[dict[str, Any]]:
-        seeds = [seed for request in batch for seed in request.seeds]
-        with torch.inference_mode():
-            out = self._policy.act(
-                Observation.cat([r.observation for r in batch]),
-                deterministic=deterministic,
-                seeds=seeds,
-            )
-        rows = {
-            "actions": out.chunk.actions,
-            "valid": out.chunk.valid,
-            "behavior_log_prob": out.behavior_log_prob,
-            **({} if out.value is None else {"value": out.value}),
-            **{f"replay/{k}": x for k, x in out.replay.items()},
-        }
-        parts = {
-            name: x.cpu().split([len(request.seeds) for request in batch])
-            for name, x in rows.items()
-        }
-        return [
-            {"version": self._version, "rows": {k: x[i] for k, x in parts.items()}}
-            for i in range(len(batch))
-        ]
 
 
 class RemotePolicy(Policy):

@@ -24,7 +24,7 @@ KL_KINDS = ("k1", "k2", "k3")
 
 
 @dataclass(frozen=True)
-class AdvantageEntry:
+class _AdvantageEntry:
     """An advantage estimator ("module:Class"): ``needs_value`` wants a critic or a value head,
     ``grouped`` compares the episodes of a group (`EpisodeSpec.group_id`) with each other."""
 
@@ -34,15 +34,15 @@ class AdvantageEntry:
 
 
 ADVANTAGES = {
-    "gae": AdvantageEntry("vla_rl.algorithms.estimators:GAE", needs_value=True),
-    "vtrace": AdvantageEntry("vla_rl.algorithms.estimators:VTrace", needs_value=True),
-    "grpo": AdvantageEntry("vla_rl.algorithms.estimators:GRPO", grouped=True),
-    "rloo": AdvantageEntry("vla_rl.algorithms.estimators:RLOO", grouped=True),
-    "reinforce++": AdvantageEntry("vla_rl.algorithms.estimators:ReinforcePlusPlus"),
+    "gae": _AdvantageEntry("vla_rl.algorithms.estimators:GAE", needs_value=True),
+    "vtrace": _AdvantageEntry("vla_rl.algorithms.estimators:VTrace", needs_value=True),
+    "grpo": _AdvantageEntry("vla_rl.algorithms.estimators:GRPO", grouped=True),
+    "rloo": _AdvantageEntry("vla_rl.algorithms.estimators:RLOO", grouped=True),
+    "reinforce++": _AdvantageEntry("vla_rl.algorithms.estimators:ReinforcePlusPlus"),
 }
 
 
-def advantage_entry(name: str) -> AdvantageEntry:
+def advantage_entry(name: str) -> _AdvantageEntry:
     """The estimator called ``name``, or a user's own as "package.module:Class"."""
     if name in ADVANTAGES:
         return ADVANTAGES[name]
@@ -50,7 +50,7 @@ def advantage_entry(name: str) -> AdvantageEntry:
 
     refuse_misspelt(attribute(name), AdvantageClass, name)
     own = view(attribute(name), AdvantageClass)
-    return AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
+    return _AdvantageEntry(name, bool(own.needs_value), bool(own.grouped))
 
 
 def _check_advantage(name: str, key: str) -> None:
@@ -61,7 +61,7 @@ def _check_advantage(name: str, key: str) -> None:
         )
 
 
-def advantage_of(algorithm: Any) -> AdvantageEntry:
+def advantage_of(algorithm: Any) -> _AdvantageEntry:
     """The estimator that an algorithm's config names; one that names none counts as GAE: values
     bootstrap, no groups."""
     chosen = view(algorithm, AlgorithmOptions).advantage

@@ -34,7 +34,7 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class OwnFile:
+class _OwnFile:
     """A file as a user wrote it, and the line of each key and choice (``rl.iterations``: 4,
     ``env=toy``: 1)."""
 
@@ -59,12 +59,12 @@ class OwnFile:
 
 
 @dataclass
-class OwnConfigs:
+class _OwnConfigs:
     """What an `vla_rl.config.compose` reads besides this project's own files. ``stored``: by the
     name that Hydra knows."""
 
     folders: tuple[Path, ...] = ()
-    stored: dict[str, OwnFile] = field(default_factory=dict)
+    stored: dict[str, _OwnFile] = field(default_factory=dict)
     overridden: Collection[str] = ()  # keys of the overrides
 
     def located(self, text: str) -> str:
@@ -91,13 +91,13 @@ class OwnConfigs:
 
 def own_configs(
     overrides: Sequence[str], directory: Path, folders: Sequence[Path] = ()
-) -> tuple[OwnConfigs, list[str]]:
+) -> tuple[_OwnConfigs, list[str]]:
     """What the overrides and config folders bring along, and the overrides as Hydra then takes
     them.
 
     Raises `ConfigError` for a folder that holds no configs, and for a file that is none.
     """
-    own, words = OwnConfigs((*searched(), *folders)), list(overrides)
+    own, words = _OwnConfigs((*searched(), *folders)), list(overrides)
     own.overridden = {word.lstrip("+~").partition("=")[0] for word in words}
     groups = sorted(d.name for d in directory.iterdir() if d.is_dir())
     for folder in own.folders:
@@ -122,7 +122,7 @@ def _searchpath(folders: Sequence[Path]) -> list[str]:
     return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
-def _refuse_choices(file: OwnFile, overrides: Sequence[str]) -> None:
+def _refuse_choices(file: _OwnFile, overrides: Sequence[str]) -> None:
     for word in overrides:
         if _is_record(file.tree) and word.lstrip("+").partition("=")[0] in COMPONENTS:
             raise ConfigError(
@@ -169,7 +169,7 @@ def _check_folder(folder: Path, directory: Path, groups: Sequence[str]) -> None:
             raise ConfigError(f"{file} has the name of a config of vla-rl ({ours}): rename it")
 
 
-def _read(path: Path, groups: Sequence[str]) -> OwnFile:
+def _read(path: Path, groups: Sequence[str]) -> _OwnFile:
     """A run's file: it sets what it says, as the files in ``configs/run`` do with their header
     and ``override /``."""
     import yaml
@@ -210,7 +210,7 @@ def _read(path: Path, groups: Sequence[str]) -> OwnFile:
         ]
     else:
         defaults = _defaults(values, path, groups, lines)
-    return OwnFile(path, {"name": path.stem, **values, "defaults": defaults}, lines)
+    return _OwnFile(path, {"name": path.stem, **values, "defaults": defaults}, lines)
 
 
 def _is_record(tree: Mapping[str, Any]) -> bool:

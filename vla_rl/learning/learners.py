@@ -72,8 +72,10 @@ class RemoteLearner(Protocol):
     loop, a robot's runner.
 
     It may die and start again in between; no episode is lost by that, and none of these waits for
-    it.
+    it. ``last`` is the highest ticket of what it has, or will find where it is started again.
     """
+
+    last: int
 
     def send(self, episodes: Sequence[tuple[Trajectory, Tensor]]) -> None:
         """Hand over closed episodes, each with its rewards (`RewardModel.score`); they are safe

@@ -23,7 +23,7 @@ def _shown(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-class Bar:
+class _Bar:
     """One line of progress. `update` and `inner` are callbacks; see `Progress.task`."""
 
     def __init__(self, owner: Progress, name: str, total: int, start: int):
@@ -118,9 +118,9 @@ class Progress:
             print(text, file=self.stream, flush=True)
 
     @contextmanager
-    def task(self, name: str, total: int, start: int = 0) -> Iterator[Bar]:
+    def task(self, name: str, total: int, start: int = 0) -> Iterator[_Bar]:
         """A bar of ``total`` steps of which ``start`` were done by an earlier session."""
-        bar = Bar(self, name, total, start)
+        bar = _Bar(self, name, total, start)
         try:
             yield bar
         finally:
@@ -131,7 +131,7 @@ class Progress:
                 self._print(bar)
 
     # ---- inner parts
-    def _add_row(self, bar: Bar) -> Any:
+    def _add_row(self, bar: _Bar) -> Any:
         if self._rich is not None:
             return self._rich.add_task(
                 bar.name, total=bar.total, completed=bar.completed, note="", eta="–:––"
@@ -139,7 +139,7 @@ class Progress:
         self._printed = time.perf_counter()
         return None
 
-    def _refresh(self, bar: Bar, force: bool = False) -> None:
+    def _refresh(self, bar: _Bar, force: bool = False) -> None:
         if self._rich is not None:
             eta = "–:––" if bar.eta_s is None else _clock(bar.eta_s)
             self._rich.update(
@@ -148,12 +148,12 @@ class Progress:
         elif force or time.perf_counter() - self._printed >= self._every:
             self._print(bar)
 
-    def _print(self, bar: Bar) -> None:
+    def _print(self, bar: _Bar) -> None:
         self._printed = time.perf_counter()
         self._last[id(bar)] = bar.position
         print(self._line(bar), file=self.stream, flush=True)
 
-    def _line(self, bar: Bar) -> str:
+    def _line(self, bar: _Bar) -> str:
         share = f"{bar.position / bar.total:4.0%}" if bar.total else "    "
         spent = _clock(time.perf_counter() - bar._begun)
         left = f", {_clock(bar.eta_s)} to go" if bar.eta_s and bar.position < bar.total else ""

@@ -66,9 +66,9 @@ def sinks(
 ) -> list[Callable[[], Sink | None]]:
     """What opens each sink of a run (None: it is not to be had); ``tree`` is its config, ``say``
     prints a line."""
-    found: list[Callable[[], Sink | None]] = [functools.partial(CsvSink, folder)]
+    found: list[Callable[[], Sink | None]] = [functools.partial(_CsvSink, folder)]
     if tensorboard:
-        found.append(functools.partial(TensorBoardSink, folder / TENSORBOARD))
+        found.append(functools.partial(_TensorBoardSink, folder / TENSORBOARD))
     if wandb.mode != "off":
         found.append(functools.partial(start_wandb, folder, name, wandb, tree, say))
     return found
@@ -93,7 +93,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------- CSV
-class CsvSink:
+class _CsvSink:
     """``metrics_<phase>.csv``: a row per step, a column per metric; written anew where a new
     metric appears."""
 
@@ -127,7 +127,7 @@ class CsvSink:
 
 
 # -------------------------------------------------------------------------------------- TensorBoard
-class TensorBoardSink:
+class _TensorBoardSink:
     """Event files for ``tensorboard --logdir``. Each session writes the whole run, so no step is
     there twice."""
 
@@ -199,7 +199,7 @@ def start_wandb(
     config: WandbConfig,
     tree: Mapping[str, Any],
     say: Callable[[str], None],
-) -> WandbSink | None:
+) -> _WandbSink | None:
     """A wandb run, or None where wandb is missing, switched off or broken, with a word on which.
     Never asks anything."""
     mode = wandb_mode(config.mode)
@@ -243,7 +243,7 @@ def start_wandb(
         say(f"wandb: {run.url}")
     else:
         say(f"wandb: offline{why}; to send it later: wandb sync {Path(run.dir).parent}")
-    return WandbSink(run, whole=mode == "offline" or known is None)
+    return _WandbSink(run, whole=mode == "offline" or known is None)
 
 
 def _known_id(folder: Path, name: str) -> str | None:
@@ -274,7 +274,7 @@ def _leave_in_time() -> None:
     atexit.register(leaving.set)  # the last registered is called first, before wandb's own
 
 
-class WandbSink:
+class _WandbSink:
     """A wandb run whose metrics are drawn over the updates of SFT and the iterations of RL."""
 
     def __init__(self, run: Any, whole: bool):

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vla_rl import build
 from vla_rl.data.journal import Journal
@@ -37,12 +37,6 @@ SETTLE_S = 15.0
 RECENT = 20  # episodes of a running mean
 
 
-class TicketedLearner(RemoteLearner, Protocol):
-    """``last``: the highest ticket of what it has, or will find where it is started again."""
-
-    last: int
-
-
 class EpisodeFeed:
     """Sends what the sessions under ``folder`` recorded to ``learner``, with the rewards that
     ``reward`` gives."""
@@ -51,7 +45,7 @@ class EpisodeFeed:
         self,
         folder: Path,
         chunk_length: int,
-        learner: TicketedLearner,
+        learner: RemoteLearner,
         reward: SessionReward,
         logger: MetricsLogger,
         say: Callable[[str], None] = print,

@@ -104,7 +104,7 @@ class Recorded(nn.Module, Policy):
 
 
 @dataclass(frozen=True)
-class Strayed:
+class _Strayed:
     """How far the arm was from the record, by control step [T]: of the hand (``unit`` m), or the
     joint that was farthest."""
 
@@ -277,7 +277,7 @@ def done(episode: Any, lengths: Sequence[int]) -> dict[int, dict[str, Any]]:
     }
 
 
-def strayed(steps: Sequence[Step], again: Mapping[int, Mapping[str, Any]]) -> Strayed:
+def strayed(steps: Sequence[Step], again: Mapping[int, Mapping[str, Any]]) -> _Strayed:
     """Of the steps of an episode, and the ticks that `done` them. Raises `UserError` where there
     are none."""
     both = [(step.tick, again[i]) for i, step in enumerate(steps) if i in again]
@@ -290,5 +290,5 @@ def strayed(steps: Sequence[Step], again: Mapping[int, Mapping[str, Any]]) -> St
         )
     apart = np.array([np.subtract(a[name][:wide], b[name][:wide]) for a, b in both])
     if by_pose:
-        return Strayed(np.linalg.norm(apart, axis=1), "m")
-    return Strayed(np.abs(apart).max(axis=1), "joint")
+        return _Strayed(np.linalg.norm(apart, axis=1), "m")
+    return _Strayed(np.abs(apart).max(axis=1), "joint")

@@ -75,7 +75,7 @@ class Handover(RememberingPolicy):
                 )
                 after[i] = _Turn(left, remembered)
         by_base = torch.tensor([turn.left > 0 for turn in turns])
-        chunk = ActionChunk(actions, torch.ones(b, 1, dtype=torch.bool))
+        chunk = ActionChunk.whole(actions)
         return PolicyOutput(chunk, torch.zeros(b), replay={BY_BASE: by_base}, memory=after)
 
     def _first(self, seed: int) -> _Turn:

@@ -64,7 +64,5 @@ class Stepwise(RememberingPolicy):
                 queues[i] = _Queue(out.chunk.actions[row, :steps], left)
         actions = torch.stack([queue.actions[:1] for queue in queues])
         left = [dataclasses.replace(queue, actions=queue.actions[1:]) for queue in queues]
-        valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
-        return PolicyOutput(
-            ActionChunk(actions, valid), actions.new_zeros(len(actions)), replay={}, memory=left
-        )
+        chunk, log_prob = ActionChunk.whole(actions), actions.new_zeros(len(actions))
+        return PolicyOutput(chunk, log_prob, replay={}, memory=left)

@@ -27,7 +27,7 @@ _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 @dataclass(frozen=True)
-class Package:
+class _Package:
     """What is pushed: files of the checkpoint, and the card."""
 
     name: str
@@ -36,7 +36,7 @@ class Package:
     card: str
 
 
-def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) -> Package:
+def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) -> _Package:
     """``results`` are files of ``vla-rl eval --json``; without them, those of the checkpoint's run.
     What training goes on from is left out. Raises `UserError` before anything is sent."""
     if not _NAME.fullmatch(name):
@@ -63,7 +63,7 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
     if (folder / WEIGHTS_INDEX).is_file():
         files.add(WEIGHTS_INDEX)
     found = [m for path in results or _of_run(checkpoint) for m in measured(path)]
-    return Package(name, folder, tuple(sorted(files)), card(config, robot, name, found, licence))
+    return _Package(name, folder, tuple(sorted(files)), card(config, robot, name, found, licence))
 
 
 def _of_run(checkpoint: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def _of_run(checkpoint: Path) -> list[Path]:
     return [file] if file.is_file() else []
 
 
-def push(parcel: Package, private: bool, api: Any = None) -> str:
+def push(parcel: _Package, private: bool, api: Any = None) -> str:
     """The address of the commit. ``api``: an ``HfApi``; None: the library's own. Raises `UserError`
     where it fails."""
     from huggingface_hub import CommitOperationAdd, HfApi

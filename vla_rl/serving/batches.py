@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from vla_rl.interfaces import Policy
 from vla_rl.serving.packing import WireError
 from vla_rl.types import Observation
-
-MOST_ROWS = 256  # of a batch
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows of a decision, on the CPU: actions float32 [n h a] (physical units), valid bool [n h],
-    log-probs [n *k]; and the seconds that the batch took which they were in, of ``batch`` rows."""
+    """Rows [n …] of a decision, on the CPU; and what is ``told`` of the whole batch, of ``batch``
+    rows, that they were in."""
 
-    actions: Tensor
-    valid: Tensor
-    log_prob: Tensor
-    seconds: float
+    rows: dict[str, Tensor]
+    told: Any
     batch: int
+
+
+# (observation, deterministic, a seed for each row) → rows of a decision, and what to tell of it
+Act = Callable[[Observation, bool, list[int]], tuple[Mapping[str, Tensor], Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
     observation: Observation
-    sample: bool
+    deterministic: bool
     seeds: list[int]
     answer: Future[Answer] = field(default_factory=Future)
 
@@ -43,28 +40,36 @@ class _Request:
 
 
 class Batches:
-    """A thread that asks the policy. `close` ends it; who waits then gets `WireError`."""
+    """A thread that asks ``act``, once it is ``ready`` (`wake` where that may have changed), for at
+    most ``rows`` at once. `close` ends it; who waits then gets `WireError`."""
 
-    def __init__(self, policy: Policy, device: torch.device) -> None:
-        self._policy, self._device = policy, device
+    def __init__(
+        self,
+        act: Act,
+        rows: float = float("inf"),
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._act, self._rows, self._ready = act, rows, ready
         self._waiting: list[_Request] = []
         self._changed, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="acting", daemon=True)
         self._thread.start()
 
     def ask(
-        self, observation: Observation, sample: bool, seeds: Sequence[int | None]
+        self, observation: Observation, deterministic: bool, seeds: Sequence[int]
     ) -> Future[Answer]:
-        """``seeds``: of the rows' sampling noise; None: any when sampling, the same each time when
-        not."""
-        chosen = [(random.getrandbits(62) if sample else 0) if s is None else s for s in seeds]
-        request = _Request(observation, sample, chosen)
+        """``seeds``: of the rows' sampling noise."""
+        request = _Request(observation, deterministic, list(seeds))
         with self._changed:
             if self._closed:
                 raise WireError("the server is going down")
             self._waiting.append(request)
             self._changed.notify()
         return request.answer
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def close(self) -> None:
         with self._changed:
@@ -75,15 +80,15 @@ class Batches:
     def _take(self) -> list[_Request]:
         """The next batch: what waits and is of one kind, the oldest first; none once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._changed.wait_for(lambda: (self._waiting and self._ready()) or self._closed)
             if self._closed:
                 for request in self._waiting:
                     request.answer.set_exception(WireError("the server is going down"))
                 return []
             batch: list[_Request] = []
             for request in list(self._waiting):
-                fits = sum(map(len, batch)) + len(request) <= MOST_ROWS
-                if request.sample == self._waiting[0].sample and (fits or not batch):
+                fits = sum(map(len, batch)) + len(request) <= self._rows
+                if request.deterministic == self._waiting[0].deterministic and (fits or not batch):
                     batch.append(request)
             self._waiting = [request for request in self._waiting if request not in batch]
             return batch
@@ -100,14 +105,12 @@ class Batches:
                 request.answer.set_result(answer)
 
     def _answers(self, batch: Sequence[_Request]) -> list[Answer]:
-        started = time.perf_counter()
-        seen = Observation.cat([request.observation for request in batch]).to(self._device)
-        with torch.inference_mode():
-            out = self._policy.act(
-                seen, deterministic=not batch[0].sample, seeds=[s for r in batch for s in r.seeds]
-            )
+        seen = Observation.cat([request.observation for request in batch])
+        seeds = [seed for request in batch for seed in request.seeds]
+        rows, told = self._act(seen, batch[0].deterministic, seeds)
         sizes = [len(request) for request in batch]
-        rows = (out.chunk.actions.float(), out.chunk.valid, out.behavior_log_prob.float())
-        parts = zip(*(tensor.cpu().split(sizes) for tensor in rows), strict=True)
-        seconds = time.perf_counter() - started
-        return [Answer(a, valid, log, seconds, sum(sizes)) for a, valid, log in parts]
+        parts = {name: x.cpu().split(sizes) for name, x in rows.items()}
+        return [
+            Answer({name: x[i] for name, x in parts.items()}, told, len(seen))
+            for i in range(len(batch))
+        ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from vla_rl.config.serving import ServeOptions, require_wire
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy
 from vla_rl.serving import rows
-from vla_rl.serving.batches import Answer, Batches
+from vla_rl.serving.batches import Act, Answer, Batches
 from vla_rl.serving.packing import WireError, pack, pack_for_vla_eval, unpack
 from vla_rl.specs import SlotObservation
 from vla_rl.types import Observation
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _TEXTS = 64 * 2**10  # bytes of a row besides its pictures
+_MOST_ROWS = 256  # of a batch
 _HELLO_VERSION = 1  # of vla-eval's protocol
 _READY = "OK\n"
 
@@ -51,7 +53,7 @@ class PolicyServer:
                 "beneath it"
             )
         self.options, self._embodiment = options, policy.embodiment
-        self._batches, self._open = Batches(policy, device), 0
+        self._batches, self._open = Batches(_acting(policy, device), _MOST_ROWS), 0
         pictures = sum(3 * c.height * c.width for c in self._embodiment.cameras)
         self._most = options.rows * (pictures + _TEXTS)
         self._executed = policy.executed_steps
@@ -157,10 +159,10 @@ class PolicyServer:
             raise WireError(f"{rows.ROWS} must be a list of 1 to {self.options.rows} observations")
         seen = [rows.read_row(row, self._embodiment) for row in given]
         answer = await self._decided(seen, asked.get(rows.SAMPLE), rows.seeds_of(given))
-        out = {"actions": answer.actions, "valid": answer.valid}
-        if asked.get(rows.LOG_PROB):
-            out["log_prob"] = answer.log_prob
-        timing = {"infer_ms": 1e3 * answer.seconds, "batch_size": answer.batch}
+        out = dict(answer.rows)
+        if not asked.get(rows.LOG_PROB):
+            del out["log_prob"]
+        timing = {"infer_ms": 1e3 * answer.told, "batch_size": answer.batch}
         sent = {name: (x if several else x[0]).numpy() for name, x in out.items()}
         return pack({**sent, "server_timing": timing})
 
@@ -170,9 +172,11 @@ class PolicyServer:
         if sample is not None and not isinstance(sample, bool):
             raise WireError(f"{rows.SAMPLE} is {sample!r}: send true, false, or leave it out")
         chosen = self.options.sample if sample is None else sample
+        # where no noise is asked for it is any when sampling, and the same each time when not
+        drawn = [(random.getrandbits(62) if chosen else 0) if s is None else s for s in seeds]
         try:
             return await asyncio.wrap_future(
-                self._batches.ask(Observation.from_slots(seen), chosen, seeds)
+                self._batches.ask(Observation.from_slots(seen), not chosen, drawn)
             )
         except (UserError, asyncio.CancelledError):
             raise
@@ -205,10 +209,10 @@ class PolicyServer:
                         answer = await self._decided(
                             [rows.read_row(payload, self._embodiment)], None, [None]
                         )
-                        steps = int(answer.valid[0].long().cumprod(0).sum())
+                        steps = int(answer.rows["valid"][0].long().cumprod(0).sum())
                         if not steps:
                             raise WireError("the policy decides on no step")
-                        queue.extend(answer.actions[0, :steps].numpy())
+                        queue.extend(answer.rows["actions"][0, :steps].numpy())
                     await _reply(socket, asked, "action", {"actions": queue.pop(0)})
                 else:
                     raise WireError(
@@ -228,6 +232,27 @@ class PolicyServer:
             "observation_params": {name: True for name, wanted in wants.items() if wanted},
             rows.ABOUT: self.metadata[rows.ABOUT],
         }  # fmt: skip
+
+
+def _acting(policy: Policy, device: torch.device) -> Act:
+    """Rows [n …]: actions float32 [n h a] (physical units), valid bool [n h] and log_prob [n *k];
+    told are the seconds that the batch took."""
+
+    def act(
+        observation: Observation, deterministic: bool, seeds: list[int]
+    ) -> tuple[dict[str, torch.Tensor], float]:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = policy.act(observation.to(device), deterministic=deterministic, seeds=seeds)
+        rows = {
+            "actions": out.chunk.actions.float(),
+            "valid": out.chunk.valid,
+            "log_prob": out.behavior_log_prob.float(),
+        }
+        rows = {name: x.cpu() for name, x in rows.items()}
+        return rows, time.perf_counter() - started
+
+    return act
 
 
 async def _reply(
