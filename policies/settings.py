@@ -269,6 +269,12 @@ class LeRobotConfig(Bounded, place="policy"):
     clip_base: float = bound(1.0, gt=0, le=1)
     # as that of a denoising_vla
     clip_rate: float = bound(3.0, ge=0)
+    # 0: no LoRA, the weights themselves are trained
+    lora_rank: int = bound(0, ge=0)
+    # 0: the rank, as openpi
+    lora_alpha: int = bound(0, ge=0)
+    # last parts of the names of linear layers; empty: those of attention and MLP
+    lora_targets: list[str] = field(default_factory=list)
     repeat_observation: bool = False
     explores_by: ClassVar = "min_std"
 
@@ -289,6 +295,11 @@ class LeRobotConfig(Bounded, place="policy"):
             wrong = [text for text in getattr(self, name) if ":" not in text]
             if wrong:
                 raise ConfigError(f"policy.{name} has {wrong[0]!r}, write each entry as name:value")
+        if self.lora_rank and not self.checkpoint:
+            raise ConfigError(
+                f"policy.lora_rank={self.lora_rank} adapts weights that are there, and a new "
+                f"{self.family} has random ones: set policy.checkpoint, or policy.lora_rank=0"
+            )
 
     def check_machine(self) -> None:
         """Raise `UserError` where lerobot is not installed, or what it imports and reads only
@@ -300,6 +311,9 @@ class LeRobotConfig(Bounded, place="policy"):
             extra="lerobot",
             purpose=f"policy=lerobot policy.family={self.family}",
         )
+        if self.lora_rank:
+            purpose = f"LoRA (policy.lora_rank={self.lora_rank})"
+            require_packages("peft", extra="peft", purpose=purpose)
         from policies.lerobot.needs import require_checkpoint, require_family, require_language
 
         if self.checkpoint:

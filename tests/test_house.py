@@ -53,7 +53,7 @@ PROBES = {
     "policies/openvla/model.py:gamma": KINDS,  # timm
     "policies/openvla/model.py:attn_pool": KINDS,
     "policies/openvla/model.py:fc_norm": KINDS,
-    "policies/openvla/weights.py:get_delta_weight": KINDS,  # peft
+    "policies/lora.py:get_delta_weight": KINDS,  # peft
 }
 
 

@@ -538,7 +538,7 @@ def test_bad_input(folders: dict[str, Path]) -> None:
     for field, value, text in (
         ("family", "rt2", "family='rt2' .* one of act, diffusion, smolvla"),
         ("min_std", 0.0, "no likelihood"),
-        ("sampler", "ddim", "sampler='ddim' .* one of flow_sde, flow_cps"),
+        ("sampler", "ddim", "sampler='ddim' .* one of flow_sde, flow_noise, flow_cps"),
         ("clip_base", 0.0, "clip_base=0.0 .* above 0 and at most 1"),
         ("options", ["dim_model"], "name:value"),
         ("denoising_steps", -1, "denoising_steps=-1 .* 0 or more"),

@@ -434,6 +434,60 @@ def test_a_gated_tokenizer_is_missed_before_anything_is_spent(
 
 
 @BOTH
+def test_lora_is_trained_and_written_merged(
+    family: str, policies: dict[str, LeRobotPolicy], tmp_path: Path
+) -> None:
+    """At first it changes nothing; then only adapters and what projects states and actions are
+    trained, and others read the sum under the names that they know."""
+    policies[family].save_pretrained(folder := tmp_path / "start")
+    plain, policy = load(folder), load(folder, lora_rank=2, lora_alpha=4)
+    seen, seeds = observation(), [5, 6, 7]
+
+    def acted(p: LeRobotPolicy) -> torch.Tensor:
+        return p.act(seen, deterministic=True, seeds=seeds).chunk.actions
+
+    torch.testing.assert_close(acted(policy), acted(plain), rtol=0, atol=0)
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    inner = {name for name in trained if "paligemma_with_expert" in name}
+    assert inner and all(".lora_" in name for name in inner)
+    assert not any("vision" in name for name in trained)
+    assert any("action_out_proj" in name for name in trained)
+    taken = policy.act(seen, seeds=seeds)
+    policy.evaluate(seen, taken.replay).log_prob.sum().backward()
+    moved = {name for name, p in trained.items() if p.grad is not None and p.grad.any()}
+    ends = {name for name in inner if ".lora_B." in name}
+    assert {n for n in ends if "gemma_expert" in n} <= moved
+    assert any("language_model" in name for name in ends & moved)
+    with torch.no_grad():
+        for name in ends:
+            trained[name].normal_(std=0.3)
+    assert (acted(policy) - acted(plain)).abs().max() > 1e-2
+    save_checkpoint(tmp_path / "ours", policy)
+    again = load_policy(tmp_path / "ours", lambda name: LeRobotPolicy, SPEC)
+    torch.testing.assert_close(acted(again), acted(policy), rtol=0, atol=0)
+    again.save_pretrained(tmp_path / "merged")
+    merged, start = (tensors_in(x / "model.safetensors") for x in (tmp_path / "merged", folder))
+    assert {n: x.shape for n, x in merged.items()} == {n: x.shape for n, x in start.items()}
+    torch.testing.assert_close(acted(load(tmp_path / "merged")), acted(policy), rtol=0, atol=1e-4)
+    student = policy.make_student(1, "same_noise")
+    assert not any(".lora_" in name for name, _ in student.named_parameters())
+    torch.testing.assert_close(student.state_dict(), load(tmp_path / "merged").state_dict())
+
+
+def test_lora_of_what_is_frozen_or_not_there(
+    policies: dict[str, LeRobotPolicy], tmp_path: Path
+) -> None:
+    policies["pi0"].save_pretrained(folder := tmp_path / "start")
+    expert = load(folder, lora_rank=2, options=["train_expert_only:true"])
+    adapted = {name for name, _ in expert.named_parameters() if ".lora_" in name}
+    assert adapted and all("gemma_expert" in name for name in adapted)
+    with pytest.raises(ConfigError, match=r"policy\.lora_targets names no linear layer"):
+        load(folder, lora_rank=2, lora_targets=["qkv"])
+    with pytest.raises(ConfigError, match=r"a new pi0 has random ones: set policy\.checkpoint"):
+        LeRobotConfig(family="pi0", lora_rank=2)
+
+
+@BOTH
 def test_rl_residuals_noise_and_guidance(family: str, policies: dict[str, LeRobotPolicy]) -> None:
     policy, seen = policies[family], observation(3)
     actor = ResidualPolicy(

@@ -53,7 +53,7 @@ from policies.lerobot.package import require_lerobot
 from policies.lerobot.sizes import SIZES
 from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
 from policies.lerobot.student import TeachingChain
-from policies.lerobot.weights import is_tied, load_weights, save_weights, tie
+from policies.lerobot.weights import add_lora, is_tied, load_weights, save_weights, tie
 from policies.settings import LEARNED_NOISE, LeRobotConfig
 from policies.trunk.noise import counter_normals
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
@@ -176,6 +176,8 @@ class LeRobotPolicy(nn.Module, Policy):
     ) -> LeRobotPolicy:
         policy = cls.from_stored(config, embodiment, stored)
         load_weights(policy.model, Path(config.checkpoint) / WEIGHTS)
+        if config.lora_rank:
+            add_lora(policy.model, config)
         return policy.eval()
 
     # --------------------------------------------------------------------------------------- inputs
@@ -340,7 +342,10 @@ class LeRobotPolicy(nn.Module, Policy):
                 "a newer vla_rl"
             )
         stored = Stored(dict(data["lerobot"]), dict(data["pipelines"]))
-        policy = cls.from_stored(LeRobotConfig(**data["config"]), embodiment, stored)
+        config = LeRobotConfig(**data["config"])
+        policy = cls.from_stored(config, embodiment, stored)
+        if config.lora_rank:
+            add_lora(policy.model, config)
         for name, parameter in policy.model.named_parameters():
             parameter.data = parameter.data.to(getattr(torch, data["dtypes"].get(name, "float32")))
         if data.get("tied"):

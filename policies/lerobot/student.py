@@ -13,6 +13,7 @@ from policies.denoising.chain import Chain
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.flows import repeated
 from policies.lerobot.heads import BeginningHead
+from policies.lora import merged
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation
 
@@ -44,10 +45,11 @@ class TeachingChain:
             sampler="flow_sde",
             stochastic_steps="all",
             noise_level=0.0,
+            lora_rank=0,
         )
         stored = dataclasses.replace(self.stored, settings=self.stored.settings | {setting: steps})
         student = type(self).from_stored(config, self.embodiment, stored)
-        student.model.load_state_dict(self.model.state_dict())
+        student.model.load_state_dict(dict(merged(self.model)))
         _train_what_denoises(student.to(self.device), self)
         return student
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from policies.lerobot.stored import CONFIG
+from policies.lora import adapt, merged
+from policies.settings import LeRobotConfig
 from vla_rl.errors import UserError
 
 _PI = "model.paligemma_with_expert."
@@ -86,6 +88,29 @@ def load_weights(model: nn.Module, file: Path) -> None:
         )
 
 
+_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def add_lora(model: nn.Module, config: LeRobotConfig) -> None:
+    """Adapters in the layers of ``model``, a policy of lerobot, that ``config`` names: without
+    names all linear layers of its transformers' attention and MLP, as openpi's LoRA variants of
+    π0, but of those that lerobot freezes none, nor of what reads pictures. The parts that hold
+    adapted layers are trained by them alone; what projects states, times and actions stays
+    trained. Raises `ConfigError` and `MissingPackage`."""
+    wanted = config.lora_targets or _ADAPTED
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.weight.requires_grad
+        and name.rpartition(".")[2] in wanted
+        and "vision" not in name
+    ]
+    parts = {".".join(name.split(".")[:2]) for name in layers}  # "model.paligemma_with_expert"
+    alpha = config.lora_alpha or config.lora_rank
+    adapt(model, layers, [model.get_submodule(x) for x in parts], config.lora_rank, alpha)
+
+
 def tie(model: nn.Module) -> None:
     """π0's words and outputs share one table from here on, as in files that hold one."""
     model.get_submodule(_OUTPUTS).weight = model.get_submodule(_WORDS).weight
@@ -100,14 +125,12 @@ def is_tied(model: nn.Module) -> bool:
 
 
 def save_weights(model: nn.Module, file: Path) -> None:
-    """As lerobot writes them: of tensors that share memory one name, of π0's one table its
-    outputs'."""
+    """As lerobot writes them, with what LoRA changed: of tensors that share memory one name, of
+    π0's one table its outputs'."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for name, tensor in sorted(
-        model.state_dict().items(), key=lambda item: item[0] == f"{_WORDS}.weight"
-    ):
+    for name, tensor in sorted(merged(model), key=lambda item: item[0] == f"{_WORDS}.weight"):
         if not any(
             tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape
             for other in tensors.values()
@@ -121,7 +144,7 @@ def save_openpi_weights(model: nn.Module, file: Path) -> None:
     the outputs' name. Where the two differ, the outputs' own is left out: π0 makes no words."""
     from safetensors.torch import save_file
 
-    named = {n.removeprefix("model."): x for n, x in model.state_dict().items()}
+    named = {n.removeprefix("model."): x for n, x in merged(model)}
     words, outputs = (f"{n.removeprefix('model.')}.weight" for n in (_WORDS, _OUTPUTS))
     named[outputs] = named.pop(words)
     save_file({n: x.detach().contiguous() for n, x in named.items()}, file)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from policies.inputs import chosen_cameras, require_chunk, require_proprio
+from policies.lora import merged
 from policies.normalization import VectorStats
 from policies.openvla import stored
 from policies.openvla.checkpoint import Source, read_source, write_checkpoint
@@ -41,7 +42,7 @@ from policies.openvla.statistics import (
     statistics_of,
 )
 from policies.openvla.tokens import ActionCodec, PromptTokenizer, normalize_proprio
-from policies.openvla.weights import load_published, materialise, merged, prepare
+from policies.openvla.weights import load_published, materialise, prepare
 from policies.trunk.features import coarse, mean_word
 from policies.trunk.llama import native_bfloat16
 from policies.trunk.noise import choose, chunk_uniforms, row_seeds, seeded

@@ -3,17 +3,18 @@ LoRA."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from policies.lora import adapt
 from policies.openvla.checkpoint import PARTS, check_weights, read_weights
 from policies.openvla.images import jpeg_decoder
 from policies.openvla.model import initialise
-from vla_rl.errors import ConfigError, MissingPackage, UserError
+from vla_rl.errors import UserError
 
 if TYPE_CHECKING:
     from policies.openvla.policy import OpenVLABase
@@ -100,33 +101,11 @@ def prepare(policy: P) -> P:
 
 
 def _add_lora(policy: OpenVLABase) -> None:
-    try:
-        import peft
-    except ImportError:
-        raise MissingPackage("peft", "peft", "LoRA (policy.lora_rank > 0)") from None
-    config = policy.config
-    targets = lora_targets(policy)
-    if not targets:
-        raise ConfigError(
-            f"policy.lora_targets={config.lora_targets} names no linear layer that is not "
-            "frozen; use last parts of module names such as q_proj, v_proj, qkv, fc1"
-        )
-    for part in (policy.vision_backbone, policy.projector, policy.language_model):
-        part.requires_grad_(False)
-    settings = peft.LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha or min(config.lora_rank, 16),
-        lora_dropout=config.lora_dropout,
-        target_modules=targets,
-        init_lora_weights="gaussian",
-        bias="none",
-    )
-    trained = {id(p) for p in policy.parameters() if p.requires_grad}
-    peft.inject_adapter_in_model(settings, policy)
-    for name, p in policy.named_parameters():  # peft freezes all it did not add
-        p.requires_grad_(id(p) in trained or ".lora_" in name)
-        if ".lora_" in name:
-            p.data = p.data.float()
+    config, rank = policy.config, policy.config.lora_rank
+    parts = (policy.vision_backbone, policy.projector, policy.language_model)
+    # alpha as upstream's
+    alpha = config.lora_alpha or min(rank, 16)
+    adapt(policy, lora_targets(policy), parts, rank, alpha, config.lora_dropout)
 
 
 def lora_targets(policy: OpenVLABase) -> list[str]:
@@ -147,23 +126,3 @@ def lora_targets(policy: OpenVLABase) -> list[str]:
         and id(module.weight) not in unused
         and (not wanted or name.rpartition(".")[2] in wanted)
     ]
-
-
-@torch.no_grad()
-def merged(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All weights under upstream's names, with LoRA's change added."""
-    adapted = {
-        name: module
-        for name, module in policy.named_modules()
-        if hasattr(module, "get_delta_weight")
-    }
-    for name, tensor in nn.Module.state_dict(policy).items():
-        if ".lora_" in name:
-            continue
-        owner, _, leaf = name.rpartition(".")
-        plain = owner.removesuffix(".base_layer")
-        if leaf == "weight" and plain != owner and plain in adapted:
-            tensor = (tensor.float() + adapted[plain].get_delta_weight("default").float()).to(
-                tensor.dtype
-            )
-        yield f"{plain}.{leaf}", tensor
