@@ -165,11 +165,10 @@ def _policy(name: str, mode: str, robot: EmbodimentSpec, place: torch.device, na
             gradient_checkpointing=True,
             **adapters,
         )
-    if mode == "lora":
-        raise ConfigError("lerobot's policies have no LoRA here")
     from policies.lerobot.new import new_policy
     from policies.lerobot.package import require_lerobot
     from policies.lerobot.policy import LeRobotPolicy
+    from policies.lerobot.weights import add_lora
     from policies.settings import LeRobotConfig
 
     require_lerobot()
@@ -192,7 +191,10 @@ def _policy(name: str, mode: str, robot: EmbodimentSpec, place: torch.device, na
             for n in (robot.action_dim, robot.proprio_dim)
         )
         stored = new_policy(config, robot, action, proprio)
-        return LeRobotPolicy.from_stored(config, robot, stored).to(place).eval()
+        policy = LeRobotPolicy.from_stored(config, robot, stored)
+        if mode == "lora":
+            add_lora(policy.model, 2 if nano else 32)
+        return policy.to(place).eval()
 
 
 def _write_language(name: str, folder: Path, nano: bool) -> None:

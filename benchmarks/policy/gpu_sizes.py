@@ -111,6 +111,12 @@ class Model:
     more: int = 0
     checkpointed: bool = True
     rank: int = 32
+    projections: int = 0  # of states, times and actions, which LoRA leaves trained
+
+    @property
+    def adapted(self) -> tuple[Stack, ...]:
+        """What of ``prefix`` LoRA adapts: with an expert, all but what reads pictures."""
+        return self.prefix[1:] if self.expert else self.prefix
 
     @property
     def parts(self) -> tuple[Stack, ...]:
@@ -150,33 +156,36 @@ def cost(model: Model, mode: str, micro_batch: int = 8, acting_batch: int = 32) 
     expert, parts = model.expert, model.parts
     if mode == "expert" and expert is None:
         return None
-    trained = {"expert": expert.parameters if expert else 0, "all": model.parameters}.get(
-        mode, sum(part.adapters(model.rank) for part in parts)
-    )
+    adapters = sum(x.adapters(model.rank) for x in (*model.adapted, *([expert] if expert else [])))
+    trained = {
+        "expert": expert.parameters if expert else 0,
+        "lora": adapters + model.projections,
+        "all": model.parameters,
+    }[mode]
     frozen = 0 if mode == "all" else model.parameters - (trained if mode == "expert" else 0)
     size = 4 if mode == "lora" else VALUE  # of a trained weight and its gradient
     weights = frozen * VALUE + trained * size
     gradients, optimizer = trained * size, trained * (8 if mode == "lora" else 12)
     cached = sum(part.cache for part in model.prefix[-1:]) if expert else 0
-    held = (
-        max(part.passing for part in model.prefix) + cached
-        if mode == "expert"
-        else sum(part.kept(model.checkpointed) for part in model.prefix)
-    )
+    learning = {"expert": (), "lora": model.adapted, "all": model.prefix}[mode]
+    frozen_parts = [part for part in model.prefix if part not in learning]
+    held = max((part.passing for part in frozen_parts), default=0)
+    held += sum(part.kept(model.checkpointed) for part in learning)
+    held += cached if mode == "expert" else 0
     own = expert.kept(model.checkpointed and mode != "expert") if expert else 0
     sft, ppo = (micro_batch * (held + steps * own) for steps in (1, model.ppo_steps))
     acting = acting_batch * (max(part.passing for part in parts) + cached)
     fixed = weights + gradients + optimizer
     once = sum(part.forward for part in model.prefix)
     again = expert.forward if expert else 0
-    times = {"expert": 1, "lora": 2, "all": 3}[mode]  # of what the prefix costs forward
-    share = {"expert": 3, "lora": 2, "all": 3}[mode]
+    share = {"expert": 3, "lora": 2, "all": 3}[mode]  # of what a part costs forward
+    there = once + (share - 1) * sum(part.forward for part in learning)  # and back
     return Cost(
         model.name, mode, model.parameters, trained, weights, gradients, optimizer, sft, ppo, acting,
         sft_memory=fixed + max(sft, acting), ppo_memory=fixed + max(ppo, acting),
         act_operations=once + model.steps * again,
-        sft_operations=times * once + share * again,
-        ppo_operations=times * once + share * model.ppo_steps * again,
+        sft_operations=there + share * again,
+        ppo_operations=there + share * model.ppo_steps * again,
         passes={
             "act": f"1 + {model.steps}" if expert else "1",
             "sft": "1 + 1" if expert else "1",
@@ -238,7 +247,10 @@ def pi05(cameras: int = 3, horizon: int = 50, prompt: int = 200) -> Model:
         more=257152 * 1024 + 1024 * 3072 + 2 * 32 * 1024 + 2 * 1024 * 1024,
     )  # fmt: skip
     vision = _siglip(27, 1152, 16, 4304, 256, cameras)
-    return Model("pi0.5", (vision, trunk), expert, steps=10, ppo_steps=5, more=1152 * 2048)
+    return Model(
+        "pi0.5", (vision, trunk), expert, steps=10, ppo_steps=5, more=1152 * 2048,
+        projections=2 * 32 * 1024 + 2 * 1024 * 1024,
+    )  # fmt: skip
 
 
 def smolvla(cameras: int = 2, horizon: int = 50, prompt: int = 48) -> Model:
@@ -251,7 +263,10 @@ def smolvla(cameras: int = 2, horizon: int = 50, prompt: int = 48) -> Model:
         more=2 * 32 * 720 + 32 * 960 + 3 * 720 * 720,
     )  # fmt: skip
     vision = _siglip(12, 768, 12, 3072, 1024, cameras, 16)
-    return Model("SmolVLA", (vision, trunk), expert, steps=10, ppo_steps=10, more=12288 * 960)
+    return Model(
+        "SmolVLA", (vision, trunk), expert, steps=10, ppo_steps=10, more=12288 * 960,
+        projections=2 * 32 * 720 + 32 * 960 + 3 * 720 * 720,
+    )  # fmt: skip
 
 
 MODELS = {"openvla_oft": openvla_oft, "pi05": pi05, "smolvla": smolvla}

@@ -177,7 +177,7 @@ class LeRobotPolicy(nn.Module, Policy):
         policy = cls.from_stored(config, embodiment, stored)
         load_weights(policy.model, Path(config.checkpoint) / WEIGHTS)
         if config.lora_rank:
-            add_lora(policy.model, config)
+            add_lora(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets)
         return policy.eval()
 
     # --------------------------------------------------------------------------------------- inputs
@@ -345,7 +345,7 @@ class LeRobotPolicy(nn.Module, Policy):
         config = LeRobotConfig(**data["config"])
         policy = cls.from_stored(config, embodiment, stored)
         if config.lora_rank:
-            add_lora(policy.model, config)
+            add_lora(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets)
         for name, parameter in policy.model.named_parameters():
             parameter.data = parameter.data.to(getattr(torch, data["dtypes"].get(name, "float32")))
         if data.get("tied"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from policies.lerobot.stored import CONFIG
 from policies.lora import adapt, merged
-from policies.settings import LeRobotConfig
 from vla_rl.errors import UserError
 
 _PI = "model.paligemma_with_expert."
@@ -91,13 +90,13 @@ def load_weights(model: nn.Module, file: Path) -> None:
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def add_lora(model: nn.Module, config: LeRobotConfig) -> None:
-    """Adapters in the layers of ``model``, a policy of lerobot, that ``config`` names: without
+def add_lora(model: nn.Module, rank: int, alpha: int = 0, targets: Collection[str] = ()) -> None:
+    """Adapters in the layers of ``model``, a policy of lerobot, that ``targets`` name: without
     names all linear layers of its transformers' attention and MLP, as openpi's LoRA variants of
     π0, but of those that lerobot freezes none, nor of what reads pictures. The parts that hold
     adapted layers are trained by them alone; what projects states, times and actions stays
     trained. Raises `ConfigError` and `MissingPackage`."""
-    wanted = config.lora_targets or _ADAPTED
+    wanted = targets or _ADAPTED
     layers = [
         name
         for name, module in model.named_modules()
@@ -107,8 +106,7 @@ def add_lora(model: nn.Module, config: LeRobotConfig) -> None:
         and "vision" not in name
     ]
     parts = {".".join(name.split(".")[:2]) for name in layers}  # "model.paligemma_with_expert"
-    alpha = config.lora_alpha or config.lora_rank
-    adapt(model, layers, [model.get_submodule(x) for x in parts], config.lora_rank, alpha)
+    adapt(model, layers, [model.get_submodule(x) for x in parts], rank, alpha or rank)
 
 
 def tie(model: nn.Module) -> None:
