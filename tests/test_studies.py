@@ -114,7 +114,13 @@ def test_power_is_what_the_formula_gives():
     n, d, s = 50, 0.03, 0.1
     expected = 0.5 * (1 + math.erf((math.sqrt(n) * d / s - 1.96) / math.sqrt(2)))
     assert verdict.power(d, s, n) == pytest.approx(expected, abs=0.03)
-    assert verdict.power(0.05, 0.08, 3) < 0.3 < verdict.power(0.05, 0.08, 10)
+    assert verdict.power(0.05, 0.08, 3) == 0 and 0.3 < verdict.power(0.05, 0.08, 10) < 0.6
+    # by signs, five seeds yield p 2/32 at the least: not 5 %, and of six not a third of it
+    assert verdict.power(1.0, 0.01, 5) == 0 and verdict.power(1.0, 0.01, 6) == 1
+    assert verdict.power(1.0, 0.01, 6, pairs=3) == 0 and verdict.power(1.0, 0.01, 7, pairs=3) == 1
+    # the two tests meet where one takes over from the other
+    near = [verdict.power(0.06, 0.08, n) for n in (12, 13)]
+    assert near[0] == pytest.approx(near[1], abs=0.06)
 
 
 # ------------------------------------------------------------------------------------- the test set
@@ -276,6 +282,7 @@ TINY = [
 ]
 
 
+@pytest.mark.slow
 def test_the_example_joins_a_frozen_study(tmp_path, monkeypatch, capsys):
     """From plan to verdict and page, then examples/my_algorithm.py on the same seeds and starts."""
     made = []
@@ -341,6 +348,52 @@ def test_the_example_joins_a_frozen_study(tmp_path, monkeypatch, capsys):
         again(name="ppo")
     with pytest.raises(ConfigError, match=r"gone\.py cannot be read"):
         again("gone.py")
+
+
+def test_only_the_runs_of_what_was_added_are_made(tmp_path):
+    """And it is compared with each of the others, on their seeds, by a copy of its file."""
+    folder, code = tmp_path / "two", ROOT / "examples" / "my_algorithm.py"
+    frozen = study.freeze(study.read(plan(tmp_path, seeds=6)), folder)
+    asked = []
+
+    def train(overrides, log, cores, code):
+        name = next(o for o in overrides if o.startswith("name=")).partition("=")[2]
+        asked.append((name, list(overrides), code))
+        if not name.startswith(study.START):
+            wins = {"ppo": 2, "slow": 1, "mine": 4}[name.partition("/")[0]]
+            outcomes = [{"task_id": "reach", "success": i < wins} for i in range(4)]
+            (folder / name).mkdir(parents=True)
+            (folder / name / "eval_rl.json").write_text(json.dumps({"outcomes": outcomes}))
+        return 0
+
+    study.make(frozen, folder, study.methods_of(frozen), train=train)
+    before = study_verdict.whole(frozen, folder, [])
+    added = study_added.add(code, frozen, folder, ["critic=none"], name="mine")
+    asked.clear()
+    copy = study_added.copy_of(added, folder)
+    with study_added.importable(copy):
+        study.make(frozen, folder, [study_added.method_of(added, folder)], train=train)
+    runs = [(name, overrides, place) for name, overrides, place in asked if "mine" in name]
+    assert [name for name, *_ in runs] == [f"mine/seed_{seed}" for seed in frozen["seeds"]]
+    assert {name.partition("/")[0] for name, *_ in asked} == {"start", "mine"}
+    assert copy.read_text() == code.read_text() and runs[0][2] == copy.parent
+    own = ["algorithm=ppo", "algorithm.type=my_algorithm:ClonedSuccess", "critic=none"]
+    assert [o for o in runs[0][1] if o in own] == own
+    start = f"checkpoint={folder}/start/seed_{frozen['seeds'][0]}/checkpoints/sft"
+    assert start in runs[0][1]
+
+    found = study_verdict.whole(frozen, folder, study_added.all_of(frozen, folder))
+    (one,) = found["added"]
+    assert {k: found[k] for k in before if k != "added"} == {
+        k: before[k] for k in before if k != "added"
+    }
+    assert [(p["a"], p["b"], p["difference"]) for p in one["pairs"]] == [
+        ("ppo", "mine", 0.5),
+        ("slow", "mine", 0.75),
+    ]
+    # of six seeds 2/64, twice
+    assert [p["corrected"] for p in one["pairs"]] == [0.0625, 0.0625]
+    assert one["of"] == frozen["sha256"] and "added after plan" in pages.text(found)
 
 
 @pytest.mark.parametrize(

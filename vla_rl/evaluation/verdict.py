@@ -218,15 +218,23 @@ def on_a_grid(curves: Curves, points: int = 8) -> dict[str, Any]:
     return {"grid": grid.tolist(), "methods": found}
 
 
-def power(difference: float, spread: float, seeds: int) -> float:
-    """The chance that a paired t test of 5 % finds a true ``difference`` between methods whose
-    differences spread by ``spread`` (standard deviation) from seed to seed: by simulation, 4,000
-    studies, of ``seeds`` seeds each. Raises ``ValueError`` for fewer than two."""
+def power(difference: float, spread: float, seeds: int, pairs: int = 1) -> float:
+    """The chance that the test of `pairs` finds a true ``difference`` in one of so many ``pairs`` of
+    methods whose differences spread by ``spread`` (standard deviation) from seed to seed: by
+    simulation, 4,000 studies of ``seeds`` seeds each, at 5 % over the number of pairs, which is what
+    Holm asks of the clearest. 0 where no outcome would do. The exact test by signs, of more than 12
+    seeds Student's, which is near to it. Raises ``ValueError`` for fewer than two seeds."""
     if seeds < 2:
         raise ValueError(f"need two seeds or more, got {seeds}")
     drawn = np.random.default_rng(0).normal(difference, spread, (4000, seeds))
-    error = drawn.std(1, ddof=1) / math.sqrt(seeds)
-    return float((np.abs(drawn.mean(1)) > student_quantile(seeds - 1) * error).mean())
+    if seeds > 12:
+        error = drawn.std(1, ddof=1) / math.sqrt(seeds)
+        found = np.abs(drawn.mean(1)) > student_quantile(seeds - 1, 1 - 0.05 / pairs) * error
+    else:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=seeds)))
+        sums = np.abs(drawn @ signs.T)
+        found = (sums >= np.abs(drawn.sum(1, keepdims=True)) - _EPSILON).mean(1) <= 0.05 / pairs
+    return float(found.mean())
 
 
 def to_dict(found: Sequence[Pair]) -> list[dict[str, Any]]:

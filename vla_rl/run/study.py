@@ -194,16 +194,18 @@ def described(plan: Plan) -> str:
     """How much it takes, and what it can find."""
     runs = plan.count * len(plan.methods)
     hours = runs * plan.hours
-    chances = {
-        n: verdict.power(plan.difference, plan.spread, n) for n in sorted({3, 5, 10, plan.count})
-    }
-    told = ", ".join(f"{n} seeds {chance:.0%}" for n, chance in chances.items())
+    pairs = len(plan.methods) * (len(plan.methods) - 1) // 2
+    told = ", ".join(
+        f"{n} seeds {verdict.power(plan.difference, plan.spread, n, pairs):.0%}"
+        for n in sorted({3, 5, 10, plan.count})
+        if pairs
+    )
     return (
         f"{plan.name}: {len(plan.methods)} methods x {plan.count} seeds = {runs} runs of "
         f"run={plan.run}, about {hours:.1f} h one after the other\n"
         f"primary measure: {measured(plan.measure)}, paired by seed\n"
-        f"chance to find a true difference of {plan.difference:.0%} in one pair, where differences "
-        f"spread by {plan.spread:.0%} from seed to seed: {told}"
+        f"chance to find a true difference of {plan.difference:.0%} in one of {pairs} pairs, where "
+        f"differences spread by {plan.spread:.0%} from seed to seed: {told or 'nothing to compare'}"
     )
 
 
