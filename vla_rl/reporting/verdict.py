@@ -37,7 +37,7 @@ def _origin(document: Mapping[str, Any]) -> str:
     how = "drawn as it was frozen" if document["drawn"] else "given, not drawn"
     missing = document["missing"]
     return (
-        f"Plan {document['sha256'][:12]}, frozen at {document['commit'] or 'no commit'}; seeds "
+        f"Plan {document['sha256'][:12]}, frozen at {document['commit'][:12] or 'no commit'}; seeds "
         f"{', '.join(map(str, document['seeds']))} ({how}). Measured: {document['measure']}."
         + (f" {missing} runs are missing: this is no verdict yet." if missing else "")
     )

@@ -204,8 +204,9 @@ def described(plan: Plan) -> str:
         f"{plan.name}: {len(plan.methods)} methods x {plan.count} seeds = {runs} runs of "
         f"run={plan.run}, about {hours:.1f} h one after the other\n"
         f"primary measure: {measured(plan.measure)}, paired by seed\n"
-        f"chance to find a true difference of {plan.difference:.0%} in one of {pairs} pairs, where "
-        f"differences spread by {plan.spread:.0%} from seed to seed: {told or 'nothing to compare'}"
+        f"chance to find a true difference of {plan.difference:.0%} in one pair, corrected for "
+        f"{pairs}, where differences spread by {plan.spread:.0%} from seed to seed: "
+        f"{told or 'nothing to compare'}"
     )
 
 
