@@ -234,11 +234,13 @@ def test_runs_go_on_and_what_failed_is_named(tmp_path):
         """Writes the run's evaluation; one run fails at first."""
         asked.append(list(overrides))
         name = next(o for o in overrides if o.startswith("name=")).partition("=")[2]
-        bad = name == f"slow/seed_{frozen['seeds'][1]}" and len(said) < 4
-        if name.startswith(study.START) or bad:
-            return int(bad)
+        if name == f"slow/seed_{frozen['seeds'][1]}" and len(said) < 4:
+            return 1
         run = folder / name
         run.mkdir(parents=True)
+        if name.startswith(study.START):
+            (run / "eval_sft.json").touch()
+            return 0
         wins = 3 if name.startswith("ppo") else 1
         outcomes = [{"task_id": "reach", "success": i < wins} for i in range(4)]
         (run / "eval_rl.json").write_text(json.dumps({"outcomes": outcomes}))
@@ -259,7 +261,7 @@ def test_runs_go_on_and_what_failed_is_named(tmp_path):
     said += ["", ""]
     count = len(asked)
     make()
-    assert len(asked) == count + 2  # the start, which is there, and the one run that was missing
+    assert count == 3 + 6 and len(asked) == count + 1  # the one run that was missing
     found = study_verdict.whole(frozen, folder, [])
     assert found["missing"] == 0 and [m["mean"] for m in found["methods"]] == [0.75, 0.25]
     (pair,) = found["pairs"]
@@ -307,8 +309,7 @@ def test_the_example_joins_a_frozen_study(tmp_path, monkeypatch, capsys):
     frozen = json.loads((folder / study.FROZEN).read_text())
     seeds = frozen["seeds"]
     assert before == [f"{name}/seed_{seed}" for seed in seeds for name in ("start", "ppo")]
-    # the starts are there and go on with nothing to do
-    assert made[4:] == [f"{n}/seed_{s}" for s in seeds for n in ("start", "my_algorithm")]
+    assert made[4:] == [f"my_algorithm/seed_{seed}" for seed in seeds]  # the starts are there
 
     found = json.loads(kept.read_text())
     assert found["set"] == "test" and found["missing"] == 0 and found["pairs"] == []
@@ -359,10 +360,12 @@ def test_only_the_runs_of_what_was_added_are_made(tmp_path):
     def train(overrides, log, cores, code):
         name = next(o for o in overrides if o.startswith("name=")).partition("=")[2]
         asked.append((name, list(overrides), code))
-        if not name.startswith(study.START):
+        (folder / name).mkdir(parents=True)
+        if name.startswith(study.START):
+            (folder / name / "eval_sft.json").touch()
+        else:
             wins = {"ppo": 2, "slow": 1, "mine": 4}[name.partition("/")[0]]
             outcomes = [{"task_id": "reach", "success": i < wins} for i in range(4)]
-            (folder / name).mkdir(parents=True)
             (folder / name / "eval_rl.json").write_text(json.dumps({"outcomes": outcomes}))
         return 0
 
@@ -373,14 +376,12 @@ def test_only_the_runs_of_what_was_added_are_made(tmp_path):
     copy = study_added.copy_of(added, folder)
     with study_added.importable(copy):
         study.make(frozen, folder, [study_added.method_of(added, folder)], train=train)
-    runs = [(name, overrides, place) for name, overrides, place in asked if "mine" in name]
-    assert [name for name, *_ in runs] == [f"mine/seed_{seed}" for seed in frozen["seeds"]]
-    assert {name.partition("/")[0] for name, *_ in asked} == {"start", "mine"}
-    assert copy.read_text() == code.read_text() and runs[0][2] == copy.parent
+    assert [name for name, *_ in asked] == [f"mine/seed_{seed}" for seed in frozen["seeds"]]
+    _, overrides, place = asked[0]
+    assert copy.read_text() == code.read_text() and place == copy.parent
     own = ["algorithm=ppo", "algorithm.type=my_algorithm:ClonedSuccess", "critic=none"]
-    assert [o for o in runs[0][1] if o in own] == own
-    start = f"checkpoint={folder}/start/seed_{frozen['seeds'][0]}/checkpoints/sft"
-    assert start in runs[0][1]
+    assert [o for o in overrides if o in own] == own
+    assert f"checkpoint={folder}/start/seed_{frozen['seeds'][0]}/checkpoints/sft" in overrides
 
     found = study_verdict.whole(frozen, folder, study_added.all_of(frozen, folder))
     (one,) = found["added"]

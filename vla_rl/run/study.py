@@ -263,7 +263,8 @@ class Method:
         return plan.overrides(self.overrides, self.own_start)
 
     def steps(self, plan: Plan, given: Sequence[str], study: Path, seed: int) -> list[list[str]]:
-        """The overrides of the commands that make its run of a seed, one after the other."""
+        """The overrides of the commands that make its run of a seed, one after the other; of the
+        start where it is not there yet."""
         at = [f"output_dir={study}", f"seed={seed}"]
         last = [*given, *at, f"name={self.name}/seed_{seed}"]
         if not plan.start:
@@ -274,7 +275,7 @@ class Method:
         last.append(f"dataset={study / name / 'dataset'}")
         if not self.own_start:
             last.append(f"checkpoint={study / name / 'checkpoints' / 'sft'}")
-        return [first, last]
+        return [last] if (study / name / "eval_sft.json").exists() else [first, last]
 
 
 def methods_of(frozen: Mapping[str, Any]) -> list[Method]:
@@ -310,14 +311,11 @@ def make(
     }
 
     def of_seed(seed: int, cores: list[int]) -> list[str]:
-        failed, begun = [], False
+        failed = []
         for method in open_runs[seed]:
             log = folder / method.name / f"seed_{seed}.log"
             steps = method.steps(plan, given[method.name], folder, seed)
-            ended = any(
-                train(step, log, cores, method.folder) for step in (steps[-1:] if begun else steps)
-            )
-            begun = begun or not ended
+            ended = any(train(step, log, cores, method.folder) for step in steps)
             found = scores(frozen, folder, method.name, seed)
             if ended or found is None:
                 failed.append(f"{method.name}, seed {seed} (see {log})")
