@@ -57,18 +57,18 @@ def eval_student(run: Run) -> dict[str, Any]:
 
 def eval_test(run: Run) -> dict[str, Any]:
     """The last policy, and the one that held-out episodes chose, on states that chose nothing."""
-    trained = run.dir / "checkpoints" / "rl"
-    result = _tested(run, TEST, trained if trained.exists() else rl_start(run))
-    best = run.dir / BEST_FILE
-    if not best.exists():
-        return {"success": result.success_rate}
-    chosen = read_json(best, "remove it, and there is no best policy")["iteration"]
-    if chosen == run.config.rl.iterations:  # it is the last one
-        result.save(run.dir / f"eval_{TEST_BEST}.json")
-        found = result
-    else:
-        found = _tested(run, TEST_BEST, best.with_suffix(""))
-    return {"success": result.success_rate, "best_success": found.success_rate}
+    trained, best = run.dir / "checkpoints" / "rl", run.dir / BEST_FILE
+    met = [_tested(run, TEST, trained if trained.exists() else rl_start(run))]
+    if best.exists():
+        note = read_json(best, "remove it, and there is no best policy")
+        if note["iteration"] == run.config.rl.iterations:  # it is the last one
+            met[0].save(run.dir / f"eval_{TEST_BEST}.json")
+        else:
+            met.append(_tested(run, TEST_BEST, best.with_suffix("")))
+    return {
+        "episodes": sum(result.episodes for result in met),
+        "control_steps": sum(result.control_steps for result in met),
+    }
 
 
 def _tested(run: Run, name: str, checkpoint: Path) -> EvaluationResult:
