@@ -36,7 +36,7 @@ test-peers: setup ## the wire with openpi's own client and server and vla-eval a
 	@scripts/peers.sh $(ARGS)
 
 test-learning: setup ## the whole quickstart for three seeds, a quarter of an hour; fails where one ends below 80 % success
-	@.venv/bin/python scripts/study.py learning --least 0.8 $(ARGS)
+	@.venv/bin/vla-rl study run benchmarks/studies/learning.yaml --least 0.8 $(ARGS)
 
 docs: ## write the generated pages (reference, results), check the docs, build the site into build/site
 	@scripts/setup.sh docs

@@ -5,7 +5,7 @@ it comes from.
 A file says in ``title``, ``page`` (of PAGES) and ``finding`` what it is, and may carry ``tables``
 (``title``, ``columns``, ``rows``, ``note``), ``date``, ``commit``, ``command``, ``machine``,
 ``seeds`` and ``note``. A table may have its own of the last six. Without ``tables``, the table of
-what scripts/study.py, ``vla-rl bench learn`` and scripts/paired.py write is made of their raw
+what ``vla-rl study``, ``vla-rl bench learn`` and scripts/paired.py write is made of their raw
 figures, and that of any other file of its scalars. The newest measurement of a page stands first.
 """
 
@@ -223,6 +223,36 @@ def table_of_pairs(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def tables_of_study(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ``vla-rl study … --json`` found, and of each method that was added."""
+    from vla_rl.reporting import verdict
+
+    def table(title: str, rows: list[tuple[str, ...]], note: str = "") -> dict[str, Any]:
+        return {"title": title, "columns": rows[0], "rows": rows[1:], "note": note}
+
+    found = []
+    for part in (document, *document["added"]):
+        after = f" ({part['method']} added after the freeze)" if "method" in part else ""
+        runs = [
+            (name, seed, f"{share:.1%}")
+            for name, of in part["runs"].items()
+            for seed, share in of.items()
+        ]
+        found.append(
+            table(f"Methods{after}", verdict.method_rows(part), f"Measured: {part['measure']}.")
+        )
+        if part["pairs"]:
+            found.append(table(f"Pairs{after}", verdict.pair_rows(part)))
+        found += [
+            table(
+                f"After the same {rows[0][0]}{after}", rows, verdict.CURVES.capitalize()[:-1] + "."
+            )
+            for rows in verdict.curve_tables(part)
+        ]
+        found.append(table(f"Runs{after}", [("method", "seed", "success"), *runs]))
+    return found
+
+
 ABOUT = (
     "title",
     "page",
@@ -260,6 +290,8 @@ def scalars(found: Any, path: str = "") -> Iterator[list[Any]]:
 def tables_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     if document.get("tables"):
         return list(document["tables"])
+    if "pairs" in document and "added" in document:
+        return tables_of_study(document)
     if "cases" in document:
         return [table_of_pairs(document)]
     if "level" in document and "runs" in document:

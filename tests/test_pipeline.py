@@ -158,9 +158,8 @@ def test_every_phase_is_one_row(whole):
     assert left == {"collect": "dataset", "sft": "checkpoints/sft", "rl": "checkpoints/rl"}
     assert PHASES["reward"].writes == (ROLLOUTS, context.REWARD_FOLDER)
     assert PHASES["rl"].writes[1] == f"{context.LEARNER_FOLDER}/{STATE}"
-    assert with_followers("rl") == {"rl", "eval_rl", "eval_student"} and with_followers("sft") == {
-        "sft"
-    }
+    assert with_followers("rl") == {"rl", "eval_rl", "eval_student", "eval_test"}
+    assert with_followers("sft") == {"sft", "eval_test"}
     assert list(evaluations()) == ["sft", "offline", "student", "rl"]
 
 

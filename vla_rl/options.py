@@ -288,6 +288,9 @@ class ConfigMethods:
     # split start.
     describe: Callable[[], str] | None = None
     initial_states: Callable[[str], str] | None = None
+    # Of an env: how many initial states a split has of each task, before they come again (None:
+    # no end).
+    state_count: Callable[[str], int | None] | None = None
     # Of an env that others publish figures of: (split, python), what a figure has in common with
     # published ones, when workers run under ``python`` (empty: this one): at least ``departures``,
     # why the two may not be compared (empty: they may), and ``line``, all of it in a line.

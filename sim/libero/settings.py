@@ -12,6 +12,7 @@ from vla_rl import splits
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, require_packages
 
+OFFICIAL_STATES = 50  # of each task
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "galleryview", "sideview", "birdview")
 
 
@@ -99,10 +100,14 @@ class LiberoConfig(Bounded, place="env"):
             self.init_states == "split" and split == "held_out"
         )
 
+    def state_count(self, split: str) -> int | None:
+        """How many initial states ``split`` has of each task (None: no end)."""
+        return OFFICIAL_STATES if self.is_official(split) else None
+
     def initial_states(self, split: str) -> str:
         """Which initial states episodes of ``split`` start from, for reports."""
         if self.is_official(split):
-            return f"the 50 initial states that {self.suite} comes with, per task"
+            return f"the {OFFICIAL_STATES} initial states that {self.suite} comes with, per task"
         arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
         return (
             f"initial states sampled in the placement regions of {self.suite}'s tasks ({split} "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.robotwin import branches, primitive_arm
-from sim.robotwin.seeds import SEED_LISTS
+from sim.robotwin.seeds import SEED_LISTS, SeedFile
 from sim.robotwin.tasks import LIMITS, RLINF, TASKS
 from sim.vulkan import ensure_driver
 from vla_rl.bounds import Bounded, bound, several
@@ -111,6 +111,13 @@ class RoboTwinConfig(Bounded, place="env"):
 
         Checkout(self).check()
         ensure_driver()
+
+    def state_count(self, split: str) -> int | None:
+        """How many initial states ``split`` has of each task (None: no end)."""
+        if not self.seeds:
+            return None
+        known = SeedFile.read(Path(self.seeds)).tasks
+        return min(len(known.get(name, {}).get("solved", {}).get(split, [])) for name in self.tasks)
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""

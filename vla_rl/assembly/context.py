@@ -23,7 +23,7 @@ from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_reader import load_demonstrations, successes
 from vla_rl.data.published import Wanted, load_published
 from vla_rl.devices import pick_device
-from vla_rl.evaluation.evaluate import evaluate
+from vla_rl.evaluation.evaluate import evaluate, evaluation_episodes
 from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.files import read_json
 from vla_rl.interfaces import Collector, Env
@@ -226,19 +226,28 @@ def evaluating(run: Run, policy: Any) -> Iterator[Collector | None]:
 
 
 def evaluate_held_out(
-    run: Run, policy: Any, label: str, collector: Collector | None = None, **changes: Any
+    run: Run,
+    policy: Any,
+    label: str,
+    collector: Collector | None = None,
+    test: bool = False,
+    **changes: Any,
 ) -> EvaluationResult:
-    """``collector`` as of `evaluate`."""
+    """On the states that choose, or on the ``test`` set; ``collector`` as of `evaluate`."""
+    if test:
+        changes |= {"split": "held_out", "video_episodes": 0}
     settings = dataclasses.replace(run.config.evaluate, **changes)
-    with run.progress.task(
-        f"evaluate {label}", len(run.eval_tasks) * settings.episodes_per_task
-    ) as bar:
+    states = settings.test_states(run.config.env) if test else None
+    episodes = evaluation_episodes(run.eval_tasks, settings, states)
+    with run.progress.task(f"evaluate {label}", len(episodes)) as bar:
         result = evaluate(
             run.engine(policy),
             run.eval_tasks,
             settings,
             progress=bar.update,
+            episodes=episodes,
             collector=collector,
         )
+    result.test = test
     result.held_out_tasks = [task.task_id for task in run.held_out_tasks]
     return result

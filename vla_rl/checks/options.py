@@ -43,6 +43,8 @@ def check_run(config: RunConfig) -> None:
             check_sft(config)
     if "offline" in config.phases:
         _check_offline(config)
+    if "eval_test" in config.phases:
+        config.evaluate.test_states(config.env)
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):
         check_demonstrations(config, has_data(config))
         return

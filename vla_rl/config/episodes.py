@@ -13,7 +13,7 @@ from vla_rl.bounds import Bounded, bound
 from vla_rl.config.algorithms import advantage_of
 from vla_rl.config.schema import checked
 from vla_rl.errors import ConfigError
-from vla_rl.options import AlgorithmOptions, ShapingOptions, view
+from vla_rl.options import AlgorithmOptions, ShapingOptions, methods, view
 from vla_rl.splits import SPLITS
 
 ON_BAD = ("stop", "warn")
@@ -23,6 +23,8 @@ EPISODE_SECONDS = {
 }
 """Figures of the episodes that ended: quantiles over them of the seconds that the simulator
 worked for one."""
+FIRST_TEST_STATE = 1_000_000
+"""Where the test set begins in a split that has no end."""
 NORMALISE = ("none", "running_std", "range")
 
 
@@ -92,6 +94,10 @@ class EvaluateConfig(Bounded, place="evaluate"):
     ``sampled_too`` also measures the start of RL with sampled actions, which is where RL starts
     from (None: where the policy's decision is a chain of denoising steps, whose noise can cost
     success).
+
+    ``test_episodes`` are those of each task in the test set: held-out initial states that no choice
+    sees, while the first ``episodes_per_task`` choose ``checkpoints/best`` and whatever else is
+    chosen by looking at them. The phase ``eval_test`` meets them once, after training.
     """
 
     # episodes of each task
@@ -104,6 +110,24 @@ class EvaluateConfig(Bounded, place="evaluate"):
     deterministic: bool = True
     sampled_too: bool | None = None
     video_episodes: int = bound(12, ge=0)
+    # episodes of each task in the test set, which the phase eval_test meets
+    test_episodes: int = bound(100, ge=1)
+
+    def test_states(self, env: Any) -> range:
+        """The initial states of the test set, in the env of this config: held-out ones far behind
+        the others, or the last where there are few. Raises `ConfigError` where they would be among
+        the others."""
+        counted = methods(env).state_count
+        count = None if counted is None else counted("held_out")
+        first = FIRST_TEST_STATE if count is None else count - self.test_episodes
+        if self.episodes_per_task > max(first, 0):
+            there = "1000000 before the test set" if count is None else f"{count} of each task"
+            raise ConfigError(
+                f"evaluate.episodes_per_task={self.episodes_per_task} and "
+                f"evaluate.test_episodes={self.test_episodes} have to share no initial state, and "
+                f"of the held-out ones there are {there}: choose fewer of both, such as half each"
+            )
+        return range(first, first + self.test_episodes)
 
 
 @dataclass

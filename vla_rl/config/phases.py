@@ -18,7 +18,8 @@ class Phase:
     (the short name of ``eval_NAME.json``, what pages call that policy); one of a policy that came
     ``beside`` another is not what the run is about, and listed before that. The ``usual`` ones run
     where ``phases`` names none; ``recorded`` ones run no episode, or need not, so that a recording
-    without a simulator is enough for them (``env=dataset``).
+    without a simulator is enough for them (``env=dataset``). One that takes the ``last`` policy
+    judges whatever was trained before it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Phase:
     beside: bool = False
     usual: bool = True
     recorded: bool = False
+    last: bool = False
     diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
@@ -143,6 +145,14 @@ _ROWS = (
         usual=False,
     ),
     Phase(
+        "eval_test",
+        "success of the last and of the best policy on the test set, whose states chose nothing",
+        "evaluation on the test set",
+        needs="start",
+        usual=False,
+        last=True,
+    ),
+    Phase(
         "eval_actions",
         "errors of actions on demonstrations that were kept out, beside simple guesses",
         "action errors",
@@ -158,7 +168,10 @@ USUAL_PHASES = tuple(row.name for row in _ROWS if row.usual)
 
 def with_followers(name: str) -> set[str]:
     """The phase and those that take the policy it trained: they are open again when it is."""
-    return {name, *(row.name for row in _ROWS if row.needs == name)}
+    return {
+        name,
+        *(row.name for row in _ROWS if row.needs == name or (row.last and row.name != name)),
+    }
 
 
 def evaluations() -> dict[str, str]:

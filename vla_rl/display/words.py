@@ -34,6 +34,11 @@ def evaluation(name: str) -> str:
     return _EVALUATIONS.get(name, name)
 
 
+def tested(name: str) -> str:
+    """Which policy met the test set (``test``, ``test_best``)."""
+    return f"the {'best' if name == 'test_best' else 'last'} policy on the test set"
+
+
 def phase(name: str) -> str:
     return PHASES[name].label if name in PHASES else name
 

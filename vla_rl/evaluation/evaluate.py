@@ -29,11 +29,13 @@ from vla_rl.types import EpisodeSpec, TaskSpec, Trajectory
 _PORTION_BYTES = 2**30
 
 
-def evaluation_episodes(tasks: Sequence[TaskSpec], config: EvaluateConfig) -> list[EpisodeSpec]:
-    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, tasks and
-    instructions in turn."""
+def evaluation_episodes(
+    tasks: Sequence[TaskSpec], config: EvaluateConfig, states: range | None = None
+) -> list[EpisodeSpec]:
+    """The fixed episodes of an evaluation: initial states 0, 1, 2 … of the split, or ``states``,
+    tasks and instructions in turn."""
     episodes: list[EpisodeSpec] = []
-    for i in range(config.episodes_per_task):
+    for i in states or range(config.episodes_per_task):
         for task in tasks:
             texts = task.held_out_instructions if config.split == "held_out" else task.instructions
             seed = stable_seed("evaluate", config.seed, task.task_id, i)

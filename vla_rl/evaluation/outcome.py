@@ -74,6 +74,12 @@ class EvaluationResult:
     failure_clips: dict[str, Clip] = field(default_factory=dict)
     # those among them that the policy was not trained on
     held_out_tasks: list[str] = field(default_factory=list)
+    test: bool = False  # of the test set, whose states chose nothing
+
+    @property
+    def set(self) -> str:
+        """Which states they are: ``test``, ``held_out`` (which choose too) or ``train``."""
+        return "test" if self.test else self.split
 
     @property
     def episodes(self) -> int:
@@ -122,6 +128,7 @@ class EvaluationResult:
             "held_out_tasks": list(self.held_out_tasks),
             "task_gap": task_gap(self.outcomes, self.held_out_tasks),
             "split": self.split,
+            "set": self.set,
             "seed": self.seed,
             "deterministic": self.deterministic,
             "control_hz": self.control_hz,
@@ -151,6 +158,7 @@ class EvaluationResult:
             raise ValueError(f"a figure is no number, or a name no text: {wrong[0]}")
         optional: dict[str, Any] = {"engine": dict(data.get("engine", {}))}
         optional["held_out_tasks"] = list(data.get("held_out_tasks", []))
+        optional["test"] = data.get("set") == "test"
         return cls(outcomes, **optional, **{name: data[name] for name in names})
 
     def save(self, path: str | Path) -> None:
@@ -195,7 +203,7 @@ class EvaluationResult:
         if gap := task_gap(self.outcomes, self.held_out_tasks):
             lines.append(task_gap_text(gap))
         lines.append(
-            f"{self.split} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per "
+            f"{self.set} initial states, {how}; {self.seconds_per_decision * 1e3:.2f} ms per "
             f"decision in batches, {self.latency_s * 1e3:.1f} ms for one alone; {self.seconds:.1f} "
             "s in all"
         )
@@ -335,10 +343,10 @@ def compare(a: EvaluationResult, b: EvaluationResult) -> PairedComparison:
     Raises:
         UserError: they share none, because the tasks, splits or seeds differ.
     """
-    if (a.split, a.seed) != (b.split, b.seed):
+    if (a.set, a.seed) != (b.set, b.seed):
         raise UserError(
-            f"The two evaluations used other episodes: split {a.split!r} and seed {a.seed} against "
-            f"split {b.split!r} and seed {b.seed}. Evaluate both with the same --split and --seed."
+            f"The two evaluations used other episodes: split {a.set!r} and seed {a.seed} against "
+            f"split {b.set!r} and seed {b.seed}. Evaluate both with the same --split and --seed."
         )
     shared = same_episodes(a, b)
     if not shared:

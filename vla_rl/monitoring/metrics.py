@@ -30,6 +30,9 @@ from typing import Any, TextIO
 from vla_rl.files import write_whole
 from vla_rl.monitoring.sinks import Sink
 
+VERDICT_FILE = "verdict.json"  # in the folder of a study
+TEST, TEST_BEST = "test", "test_best"
+"""eval_NAME.json of the last and of the best policy on the test set."""
 METRICS_FILE, BEST_FILE = "metrics.jsonl", "checkpoints/best.json"
 ACTIONS_FILE = "actions.json"  # errors of actions on demonstrations that were kept out
 _log = logging.getLogger(__name__)

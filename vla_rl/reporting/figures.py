@@ -3,7 +3,8 @@ fails; and ``summary.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_rl.algorithms import validation
@@ -12,6 +13,7 @@ from vla_rl.display.charts import percent
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import (
     EpisodeOutcome,
+    EvaluationResult,
     compare,
     fallen_text,
     same_episodes,
@@ -41,10 +43,15 @@ def paired(run: RunData) -> PairedComparison | None:
         return None
 
 
+def result_of(run: RunData, name: str) -> EvaluationResult:
+    """An evaluation, on whichever set."""
+    return run.tests[name] if name in run.tests else run.evaluations[name]
+
+
 def per_task(run: RunData, name: str) -> dict[str, dict[str, Any]]:
     """`summarise` of each task, with the kinds of its failures where they are known."""
     failures = run.failures.get(name, {})
-    rows = run.evaluations[name].per_task()
+    rows = result_of(run, name).per_task()
     return {
         task: {**row, **({"failures": failures[task]} if task in failures else {})}
         for task, row in rows.items()
@@ -52,14 +59,31 @@ def per_task(run: RunData, name: str) -> dict[str, dict[str, Any]]:
 
 
 def gap_of(run: RunData, name: str) -> dict[str, Any] | None:
-    result = run.evaluations[name]
+    result = result_of(run, name)
     return task_gap(result.outcomes, result.held_out_tasks)
 
 
-def learning_curve(run: RunData) -> list[tuple[float, float]]:
-    """(episodes of RL so far, held-out success): the evaluations before, in between and after."""
+SPENT = {
+    "episodes": "episodes of RL",
+    "control_steps": "control steps of RL",
+    "seconds": "seconds of RL without its looks",
+}
+"""What RL spends, and what a curve may go by."""
+
+
+def _spent(rows: Sequence[Mapping[str, Any]], by: str) -> list[float]:
+    """What RL had spent after each of its iterations."""
+    if by != "seconds":
+        return [float(r[by]) for r in rows]
+    own = (float(r.get("time/iteration", 0)) - float(r.get("time/evaluate", 0)) for r in rows)
+    return list(itertools.accumulate(own))
+
+
+def learning_curve(run: RunData, by: str = "episodes") -> list[tuple[float, float]]:
+    """(episodes of RL so far, or what else of `SPENT`, held-out success): the evaluations before,
+    in between and after."""
     rows = [r for r in run.metrics if r["phase"] == "rl" and r.get("episodes") is not None]
-    so_far = [0.0, *(float(r["episodes"]) for r in rows)]
+    so_far = [0.0, *_spent(rows, by)]
     # An iteration evaluates before it rolls out, and counts its episodes afterwards.
     points = {
         at: float(r["eval/success"])
@@ -69,9 +93,8 @@ def learning_curve(run: RunData) -> list[tuple[float, float]]:
     ends = before_after(run)
     if ends is not None:
         points[0.0] = run.evaluations[ends[0]].success_rate
-        points[float(run.phases.get("rl", {}).get("episodes") or so_far[-1])] = run.evaluations[
-            ends[1]
-        ].success_rate
+        total = run.phases.get("rl", {}).get(by) if by != "seconds" else None
+        points[float(total or so_far[-1])] = run.evaluations[ends[1]].success_rate
     elif points and run.names and words.before_rl(run.names[0]):
         points[0.0] = run.evaluations[run.names[0]].success_rate
     return sorted(points.items())
@@ -118,12 +141,13 @@ def alarms(run: RunData) -> list[str]:
 
 def evaluation_summary(run: RunData, name: str) -> dict[str, Any]:
     """Counts, rate and interval of one evaluation, in all and per task."""
-    result = run.evaluations[name]
+    result = result_of(run, name)
     failures = run.failures.get(name)
     return {
         **summarise(result.outcomes),
         **({"failures": failures[""]} if failures else {}),
         "split": result.split,
+        "set": result.set,
         "tasks": per_task(run, name),
         "task_gap": gap_of(run, name),
     }
@@ -134,6 +158,7 @@ def run_summary(run: RunData) -> dict[str, Any]:
     comparison, ends = paired(run), before_after(run)
     return {
         "evaluations": {name: evaluation_summary(run, name) for name in run.names},
+        "tests": {name: evaluation_summary(run, name) for name in run.tests},
         "comparison": None
         if comparison is None or ends is None
         else named(ends, comparison.to_dict()),

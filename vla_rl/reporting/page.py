@@ -114,6 +114,7 @@ def run_sections(run: RunData, name: str) -> list[str]:
         sections.alarms(figures.alarms(run)),
         _tiles(run),
         _success(run),
+        _tests(run),
         sections.videos(
             run,
             "Held-out episodes in real time, the same initial states in each video. A frame turns "
@@ -147,7 +148,7 @@ def _best(run: RunData) -> str:
     return (
         f"{escape(which[0].upper() + which[1:])}, did best and is kept as "
         "<code>checkpoints/best</code>. The best of several rates on the same episodes flatters: "
-        "other episodes judge it (<code>vla-rl eval</code>)."
+        "other episodes judge it (the phase <code>eval_test</code>)."
     )
 
 
@@ -231,6 +232,29 @@ def _success(run: RunData) -> str:
         lambda width: interval_chart(rows, width=min(width, 760), row_height=height)
     )
     return sections.section("Success", lead, chart, _squares(run))
+
+
+def _tests(run: RunData) -> str:
+    """The last and the best policy on states that chose nothing."""
+    rows = [(words.tested(name), summarise(result.outcomes)) for name, result in run.tests.items()]
+    cells = [
+        (
+            "",
+            (
+                escape(label),
+                f"{s['successes']} of {s['episodes']}",
+                percent(s["rate"]),
+                f"{percent(s['low'])} to {percent(s['high'])}",
+            ),
+        )
+        for label, s in rows
+    ]
+    lead = (
+        "Held-out initial states that nothing was chosen by, met once, after training. The figures "
+        "above are of those that <code>checkpoints/best</code> is chosen by."
+    )
+    heads = ("policy", "solved", "success", "95 % interval")
+    return sections.section("On the test set", lead, sections.table(heads, cells)) if cells else ""
 
 
 def _squares(run: RunData) -> str:

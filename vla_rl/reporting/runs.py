@@ -39,7 +39,8 @@ class RunData:
     phases: dict[str, dict[str, Any]]
     peak_memory_bytes: int
     metrics: list[dict[str, Any]]
-    evaluations: dict[str, EvaluationResult]
+    evaluations: dict[str, EvaluationResult]  # on the states that choose
+    tests: dict[str, EvaluationResult] = field(default_factory=dict)  # on the test set
     failures: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +155,8 @@ def load_run(folder: str | Path) -> RunData:
         ),
         peak_memory_bytes=int(peak) if _is_number(peak) else 0,
         metrics=metrics,
-        evaluations=evaluations,
+        evaluations={n: result for n, result in evaluations.items() if not result.test},
+        tests={n: result for n, result in evaluations.items() if result.test},
         failures=failures,
         problems=problems,
         best=_read_best(folder / BEST_FILE, problems),

@@ -230,6 +230,10 @@ def rates(
     }
 
 
+def _tested(name: str) -> Callable[[RunData], Mapping[str, Any] | None]:
+    return lambda run: summarise(run.tests[name].outcomes) if name in run.tests else None
+
+
 def task_rates(group: Group, name: str) -> dict[str, dict[str, Any]]:
     """`rates` of each task."""
     tasks = dict.fromkeys(
@@ -364,12 +368,14 @@ def group_summary(group: Group) -> dict[str, Any]:
         evaluations[name] = row if told is None else {**row, "failures": told}
     curve = median_curve([figures.learning_curve(r) for r in group.runs])
     use = [u["image_use"] for r in group.runs if (u := figures.image_use(r)) is not None]
+    tested = dict.fromkeys(name for r in group.runs for name in r.tests)
     return {
         "name": group.name,
         "settings": group.settings,
         "runs": [r.label for r in group.runs],
         "seeds": [r.seed for r in group.runs],
         "evaluations": evaluations,
+        "tests": {name: rates(group, name, _tested(name)) for name in tested},
         "difference": difference(group),
         "learning_curve": [
             {"episodes": at, "success": rate, "runs": count} for at, rate, count in curve

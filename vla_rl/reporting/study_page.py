@@ -14,7 +14,7 @@ from vla_rl.display import words
 from vla_rl.display.charts import Interval, Series, interval_chart, line_chart, percent, short
 from vla_rl.evaluation.outcome import summarise
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.reporting import figures, sections, study
+from vla_rl.reporting import figures, sections, study, verdict
 from vla_rl.reporting.diagnostics import warnings
 from vla_rl.reporting.runs import RunData
 from vla_rl.reporting.study import Group
@@ -47,7 +47,7 @@ def study_sections(groups: Sequence[Group], folder: Path, name: str) -> list[str
     found = [
         sections.header((name, count, machines[0] if len(machines) == 1 else ""), head, evidence)
     ]
-    found.append(sections.alarms(alarms))
+    found += [sections.alarms(alarms), verdict.section(folder)]
     if len(groups) == 1:
         return [*found, *_one_group(groups[0], folder)]
     found.append(_overview(groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vla_rl.assembly.context import (
@@ -9,6 +10,7 @@ from vla_rl.assembly.context import (
     evaluate_held_out,
     evaluating,
     keep_best,
+    rl_start,
     start_checkpoint,
 )
 from vla_rl.config import RunConfig
@@ -16,6 +18,8 @@ from vla_rl.display import words
 from vla_rl.evaluation.clips import write_failure_videos, write_videos
 from vla_rl.evaluation.conditions import conditions_of, lines
 from vla_rl.evaluation.outcome import EvaluationResult
+from vla_rl.files import read_json
+from vla_rl.monitoring.metrics import BEST_FILE, TEST, TEST_BEST
 from vla_rl.run.offline_phase import make_student
 
 
@@ -49,6 +53,33 @@ def eval_student(run: Run) -> dict[str, Any]:
     if student is None:
         return {"skipped": "no student learned beside RL (policy.student_steps=0)"}
     return _judged(run, "student", student, run.config.rl.iterations)[1]
+
+
+def eval_test(run: Run) -> dict[str, Any]:
+    """The last policy, and the one that held-out episodes chose, on states that chose nothing."""
+    trained, best = run.dir / "checkpoints" / "rl", run.dir / BEST_FILE
+    met = [_tested(run, TEST, trained if trained.exists() else rl_start(run))]
+    if best.exists():
+        note = read_json(best, "remove it, and there is no best policy")
+        if note["iteration"] == run.config.rl.iterations:  # it is the last one
+            met[0].save(run.dir / f"eval_{TEST_BEST}.json")
+        else:
+            met.append(_tested(run, TEST_BEST, best.with_suffix("")))
+    return {
+        "episodes": sum(result.episodes for result in met),
+        "control_steps": sum(result.control_steps for result in met),
+    }
+
+
+def _tested(run: Run, name: str, checkpoint: Path) -> EvaluationResult:
+    """What the policy of ``checkpoint`` did on the test set, kept under ``name``."""
+    policy = run.acting(checkpoint)
+    with evaluating(run, policy) as collector:
+        result = evaluate_held_out(run, policy, words.tested(name), collector, test=True)
+    result.save(run.dir / f"eval_{name}.json")
+    run.logger.log("eval", run.config.rl.iterations, {f"eval_{name}/success": result.success_rate})
+    run.progress.say(f"{words.tested(name)}:\n{result.table()}")
+    return result
 
 
 def report(run: Run) -> dict[str, Any]:

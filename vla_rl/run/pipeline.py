@@ -42,7 +42,14 @@ from vla_rl.monitoring.progress import Progress
 from vla_rl.monitoring.sinks import sinks
 from vla_rl.reporting.page import write_report
 from vla_rl.run.action_phase import eval_actions
-from vla_rl.run.eval_phase import eval_offline, eval_rl, eval_sft, eval_student, report
+from vla_rl.run.eval_phase import (
+    eval_offline,
+    eval_rl,
+    eval_sft,
+    eval_student,
+    eval_test,
+    report,
+)
 from vla_rl.run.offline_phase import phase_offline
 from vla_rl.run.reward_phases import phase_reward
 from vla_rl.run.rl_phase import phase_rl
@@ -59,6 +66,7 @@ FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "rl": phase_rl,
     "eval_rl": eval_rl,
     "eval_student": eval_student,
+    "eval_test": eval_test,
     "eval_actions": eval_actions,
     "report": report,
 }
