@@ -21,8 +21,7 @@ __all__ = ["_buses"]
 SIZE = 32
 OWN = [  # a policy of some thousand weights, on two demonstrations
     "policy=nano_toy", "policy.bin_range=minmax", f"env.camera_size={SIZE}", "wandb.mode=off",
-    "tasks=[push_cube]", "env.tasks=[push_cube]", "env.horizon=120", "collect.episodes_per_task=2",
-    "collect.horizon=120", "collect.workers=0", "sft.updates=5", "sft.validation_episodes=0",
+    "collect.episodes_per_task=2", "collect.workers=0", "sft.updates=5", "sft.validation_episodes=0",
     "threads=1",
 ]  # fmt: skip
 
@@ -120,7 +119,7 @@ def test_a_policy_from_simulation_drives_the_arm_and_learns(kit, buses, tmp_path
     command = [
         "so101", "learn", str(checkpoint), "--arm", str(kit.folder), "--out", str(tmp_path / "l"),
         "run=hil_dagger", f"dataset={tmp_path / 'p' / 'dataset'}", "console.port=0", *cameras,
-        "robot.tasks=[push the red cube onto the blue square]", "robot.supervisor.silence_s=0.3",
+        "robot.tasks=[lift the red cube]", "robot.supervisor.silence_s=0.3",
         "robot.supervisor.state_age_s=0.5", "robot.supervisor.frame_age_s=2.0",
         "algorithm.offline_updates=2", "algorithm.start_decisions=1", "algorithm.batch_size=8",
         "algorithm.updates_per_decision=0.2", "threads=1", "wandb.mode=off",

@@ -182,12 +182,12 @@ class Expert:
         behind = cube - BEHIND * way
         gap = tip - cube
         along, beside = float(gap @ way), float(np.linalg.norm((gap - (gap @ way) * way)[:2]))
-        if self._behind and (along > -0.01 or beside > 0.02):
+        if self._behind and (along > -0.01 or beside > 0.014):
             self._behind = False
         if not self._behind:
             near = float(np.hypot(*(behind - tip)[:2]))
             self._behind = near < 0.008 and tip[2] < HALF + 0.008
             height = HALF + min(OVER, 3.0 * max(0.0, near - 0.006))
             return np.array([*behind[:2], height]), self._radial(behind), CLOSED
-        reach = min(left, 0.03)
+        reach = min(left, 0.022)
         return np.array([*(behind + reach * way)[:2], HALF]), self._radial(cube), CLOSED
