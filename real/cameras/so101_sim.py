@@ -32,7 +32,7 @@ class SimulatedCamera:
             )
         self._folder, self._view, self._size, self._gap = folder, view, size, 1.0 / fps
         self._drawn: Any = None
-        self._number, self._due = -1, 0.0
+        self._number, self._due, self._count = -1, 0.0, 0
 
     def open(self) -> None:
         if self._drawn is None:
@@ -56,8 +56,8 @@ class SimulatedCamera:
         number, stamp, pictures = self._take()
         if number == self._number:
             return None
-        self._number = number
-        return Grabbed(pictures[self._view], number, stamp)
+        self._number, self._count = number, self._count + 1
+        return Grabbed(pictures[self._view], self._count, stamp)
 
     def close(self) -> None:
         if self._drawn is not None:
