@@ -7,6 +7,7 @@ there is one, ``limits.yaml`` the arm's limits, ``calibration/`` what lerobot ca
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -31,7 +32,20 @@ _FIRST = {  # limits before somebody has found better ones (degrees and shares a
     "joint_margin": 1.0,
     "observation_age": 0.3,
 }
+# What an action may ask for, of any SO-101 (degrees from the middle of a joint's range, percent).
+_HIGH = (110.0, 100.0, 96.0, 95.0, 160.0, 100.0)
+_LOW = (*(-high for high in _HIGH[:5]), 0.0)
 Row = tuple[str, bool, str, str]  # what, whether it is in order, what was found, what to do
+
+
+class SO101Arm(lerobot.LeRobotArm):
+    """An action may ask for the same of every arm, however it is calibrated, and so policies and
+    recordings go from one to another, and from `env=so101` to all. Where an arm may go is still its
+    own limits."""
+
+    def __init__(self, type: str = FOLLOWER, *more: Any, **options: Any):
+        super().__init__(type, *more, **options)
+        self.embodiment = dataclasses.replace(self.embodiment, action_low=_LOW, action_high=_HIGH)
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,7 @@ def setup(
 
     kit = Kit(folder)
     arm: dict[str, Any] = {
-        "driver": "real.robots.lerobot:LeRobotArm",
+        "driver": "real.so101:SO101Arm",
         "options": {
             "type": FOLLOWER,
             "options": {"port": port, "id": "follower", "use_degrees": True, "cameras": {}},

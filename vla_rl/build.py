@@ -196,6 +196,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             collect="sim.dualarm.collect:collect_episode",
             check="sim.vulkan:check",
         ),
+        "so101": EnvEntry(
+            "sim.so101.simulator:SO101Simulator",
+            "sim.so101.simulator:SO101Config",
+            collect="sim.so101.collect:collect_episode",
+            check="sim.so101.model:check",
+        ),
         "robotwin": EnvEntry(
             "sim.robotwin.simulator:RoboTwinSimulator",
             "sim.robotwin.settings:RoboTwinConfig",

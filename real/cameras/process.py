@@ -29,6 +29,7 @@ KINDS = {
     "realsense": "real.cameras.realsense:RealSenseCamera",
     "opencv": "real.cameras.opencv:OpenCVCamera",
     "lerobot": "real.cameras.lerobot:LeRobotCamera",
+    "so101_sim": "real.cameras.so101_sim:SimulatedCamera",
 }
 HUNG_S = 5.0  # in one call of a driver
 _AGAIN_S = 1.0

@@ -18,12 +18,17 @@ import time
 import tty
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.so101.model import NAMES, STEP_S, Arm
+from sim.so101.joints import NAMES
+from sim.so101.model import STEP_S, Arm
 from sim.so101.servos import OVERLOAD, STEPS, Chain, Servo, packets
+from sim.so101.view import Shown
+
+if TYPE_CHECKING:
+    from sim.so101.world import World
 
 VOLTS = 7.4
 DEAD_VOLTS = 3.5  # below it servos lose what they did not keep, their torque too
@@ -47,16 +52,19 @@ class Faults:
 class Bus:
     """``mounted`` [6] is what each encoder says (steps) at the joint's zero, as a person happened
     to screw it on. ``port`` names a link to the pty, so that an unplugged one comes back under its
-    name. ``pace`` above 0: that much time (s) passes with each instruction, and none else."""
+    name. ``pace`` above 0: that much time (s) passes with each instruction, and none else.
+    ``world``: the arm is the one at that table, whose state is told to ``shown``."""
 
     def __init__(
         self,
         port: str | Path = "",
         mounted: tuple[int, ...] = (STEPS // 2,) * 6,
         pace: float = 0.0,
+        world: World | None = None,
+        shown: Shown | None = None,
     ):
-        self.pace = pace
-        self.arm = Arm()
+        self.pace, self.world, self._shown = pace, world, shown
+        self.arm = Arm() if world is None else world.arm
         self.servos = [Servo(i + 1, mounted[i]) for i in range(len(NAMES))]
         self.chain = Chain(self.servos)
         self.faults, self.volts = Faults(), VOLTS
@@ -84,6 +92,11 @@ class Bus:
             joints.aim(np.where(holds, goal, joints.angles))
             self.arm.advance(seconds)
             self._feel()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._shown is not None:
+            self._shown.tell(self.arm.data.qpos, time.monotonic())
 
     def answer(self, data: bytes) -> bytes:
         """What comes back on the line."""
@@ -108,6 +121,14 @@ class Bus:
             if self.arm.hand is not None and at_once:
                 self.arm.joints.put(self.arm.hand)
                 self._feel()
+
+    def put(self, cube: np.ndarray) -> None:
+        """The cube lies at [x, y, yaw] (m, rad). ValueError for an arm without a table."""
+        if self.world is None:
+            raise ValueError("this arm has no table")
+        with self._lock:
+            self.world.put(cube)
+            self._tell()
 
     def sag(self, volts: float) -> None:
         """The power supply gives this from now on; what fell below `DEAD_VOLTS` starts anew."""

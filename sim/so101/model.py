@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.errors import MissingPackage
+from sim.so101.joints import NAMES
+from vla_rl.errors import MissingPackage, install_command
 
-NAMES = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 REST = np.array([0.0, -1.1, 1.1, 0.7, 0.0, 0.2])  # folded, jaws nearly closed
 PADS = ("fixed_jaw_pad", "moving_jaw_pad")
 STEP_S = 0.002
@@ -27,6 +27,15 @@ def model_file() -> Path:
     if found is None or not found.submodule_search_locations:
         raise MissingPackage(_PACKAGE, "so101", "The simulated SO-101")
     return Path(found.submodule_search_locations[0]) / "assets" / _FILE
+
+
+def check() -> tuple[str, str, str]:
+    """For ``vla-rl doctor``: (status, detail, fix)."""
+    try:
+        return "ok", f"the model of {_PACKAGE} is there: {model_file().name}", ""
+    except MissingPackage:
+        fix = install_command("so101", _PACKAGE)
+        return "missing", f"{_PACKAGE} is not installed (env=so101, simulated ports)", fix
 
 
 def scene() -> Any:
@@ -92,22 +101,26 @@ class Joints:
 
 
 class Arm:
-    """The arm alone, with a hand that may guide it: physics for a bus of servos."""
+    """The arm in a compiled ``model`` (None: alone), with a hand that may guide it, past whatever
+    stands there."""
 
     STIFF, DAMP, MOST = 40.0, 1.0, 12.0  # of that hand: N m/rad, N m s/rad, N m
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any = None) -> None:
         import mujoco
 
         self._mujoco = mujoco
-        self.model = scene().compile()
+        self.model = scene().compile() if model is None else model
         self.data = mujoco.MjData(self.model)
         self.joints = Joints(self.model, self.data)
         self.joints.put(REST)
         mujoco.mj_forward(self.model, self.data)
         self.hand: np.ndarray | None = None  # where it leads the joints to [6]; None: away
+        self._pads = [self.model.geom(name).id for name in PADS]
 
     def advance(self, seconds: float) -> None:
+        self.model.geom_contype[self._pads] = self.hand is None
+        self.model.geom_conaffinity[self._pads] = self.hand is None
         for _ in range(max(1, round(seconds / STEP_S))):
             pull = np.zeros(len(NAMES))
             if self.hand is not None:

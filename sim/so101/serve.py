@@ -7,11 +7,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sim.so101.bus import VOLTS, Bus
-from sim.so101.model import NAMES
+from sim.so101.joints import NAMES
+from sim.so101.tasks import REGION
+from sim.so101.view import Shown
 
 # as two persons happened to screw them on; each leaves its joint's range within one turn
 MOUNTED = {
@@ -21,18 +24,29 @@ MOUNTED = {
 HELP = """middle ARM: a hand brings it to the middle of its range   sweep ARM: through all of it
 hand ARM D D D D D D: there (degrees)                    off ARM: the hand lets go
 unplug ARM, plug ARM   sag ARM VOLTS   lose ARM SHARE   corrupt ARM SHARE   late ARM SECONDS
-overload ARM MOTOR   power ARM: off and on"""
+overload ARM MOTOR   power ARM: off and on   cube X Y: put it there (m), such as cube 0.2 0.03"""
+_START = np.array([np.mean(REGION[::2]), np.mean(REGION[1::2]), 0.0])  # of the cube
 
 
 @contextlib.contextmanager
-def pair(folder: Path, pace: float = 0.0) -> Iterator[dict[str, Bus]]:
-    """{"follower", "leader"}: their ports are links in ``folder``; ``pace`` as in `Bus`."""
+def pair(folder: Path, pace: float = 0.0, table: bool = False) -> Iterator[dict[str, Bus]]:
+    """{"follower", "leader"}: their ports are links in ``folder``; ``pace`` as in `Bus`. With
+    ``table`` the follower stands at one, which cameras of ``folder`` show."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        more = {"follower": _table(folder, stack)} if table else {}
         yield {
-            name: stack.enter_context(Bus(folder / name, mounted, pace))
+            name: stack.enter_context(Bus(folder / name, mounted, pace, **more.get(name, {})))
             for name, mounted in MOUNTED.items()
         }
+
+
+def _table(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    from sim.so101.world import Scene, World
+
+    world = World(Scene())
+    world.begin(_START)
+    return {"world": world, "shown": stack.enter_context(contextlib.closing(Shown(folder)))}
 
 
 def middle(bus: Bus) -> np.ndarray:
@@ -55,6 +69,8 @@ def sweep(bus: Bus, seconds: float = 2.0, joints: Iterable[int] = range(len(NAME
 def do(buses: dict[str, Bus], line: str) -> None:
     """One line of `HELP`. Raises ValueError, KeyError or IndexError for another."""
     word, name, *rest = line.split()
+    if word == "cube":
+        return buses["follower"].put(np.array([float(name), float(rest[0]), 0.0]))
     bus = buses[name]
     if word == "middle":
         bus.lead(middle(bus))
@@ -82,11 +98,12 @@ def do(buses: dict[str, Bus], line: str) -> None:
         bus.sag(VOLTS)
     else:
         raise ValueError(line)
+    return None
 
 
 def serve(folder: Path, lines: Iterable[str], say: Callable[[str], None]) -> None:
     """Until ``lines`` end."""
-    with pair(folder) as buses:
+    with pair(folder, table=True) as buses:
         for name, bus in buses.items():
             say(f"{name}: {bus.port}")
         say(HELP)

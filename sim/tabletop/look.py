@@ -18,7 +18,7 @@ import cv2
 import mujoco
 import numpy as np
 
-from sim.light import drop_costly_effects, skip_costly_passes
+from sim.light import drop_costly_effects, reduce_to_hull, skip_costly_passes
 
 VISIBLE_GROUP = 1  # robosuite draws its visual geoms in group 1, and collides by those of group 0
 ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
@@ -117,7 +117,7 @@ class Look:
                 model.geom_rgba[geom] = self.colors.get(body, DARK) * DIM
                 mesh = int(model.geom_dataid[geom])
                 if mesh >= 0 and model.mesh_facenum[mesh] > MAX_FACES:
-                    _reduce_to_hull(model, mesh)
+                    reduce_to_hull(model, mesh)
 
     def edit_drawing(self, drawing: mujoco.MjvScene) -> None:
         """Switch off what the light look does not draw."""
@@ -129,27 +129,3 @@ def _mean_color(file: str) -> np.ndarray:
     """Mean RGBA [4] in 0 ... 1 of a picture."""
     picture = cv2.imread(file, cv2.IMREAD_COLOR)
     return np.array([*(picture.reshape(-1, 3).mean(axis=0)[::-1] / 255.0), 1.0])
-
-
-def _reduce_to_hull(model: mujoco.MjModel, mesh: int) -> None:
-    """Let a mesh be drawn by the faces of its convex hull (MuJoCo's "mesh_graph" holds them after
-    its edge lists).
-
-    Collisions use the hull graph, not the faces, and are the same afterwards.
-    """
-    start = int(model.mesh_graphadr[mesh])
-    if start < 0:
-        return
-    vertices, faces = (int(v) for v in model.mesh_graph[start : start + 2])
-    first = start + 2 + 3 * vertices + 3 * faces
-    hull = model.mesh_graph[first : first + 3 * faces].reshape(faces, 3)
-    address, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-    if faces >= count:
-        return
-    old = model.mesh_face[address : address + count].copy()
-    normals = model.mesh_facenormal[address : address + count].copy()
-    normal_of = np.zeros(int(model.mesh_vertnum[mesh]), dtype=normals.dtype)
-    normal_of[old.reshape(-1)] = normals.reshape(-1)
-    model.mesh_face[address : address + faces] = hull
-    model.mesh_facenormal[address : address + faces] = normal_of[hull]
-    model.mesh_facenum[mesh] = faces
