@@ -32,10 +32,12 @@ from real.episodes import Plan
 from real.journal import journals, picture, read
 from real.lockstep import Lockstep
 from real.robots.world import PointWorld
-from real.tasks import Task
+from real.tasks import Task, spoken
 from vla_rl.algorithms.dagger import Dagger
+from vla_rl.assembly.learner_main import run_of
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
+from vla_rl.config import from_tree
 from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import INTERVENTIONS, ONLINE, Replay
 from vla_rl.data.session_trajectory import session_trajectory, version_name, version_number
@@ -294,6 +296,16 @@ def composed(start: Path, out: Path, *more: str, **asked):
     ]
     asked = {"episodes": 3, "console": False, "lockstep": True} | asked
     return learning.compose(str(start), out, [*given, *own, *more], **asked)
+
+
+def test_the_sessions_tasks_are_learned_whichever_a_preset_names(start, tmp_path):
+    """(hil_dagger builds on the quickstart, whose task is lift_cube.)"""
+    words = ["robot=fake", "run=hil_dagger", "robot.tasks=['lift the cube']"]
+    asked = learning.compose(str(start), tmp_path / "out", words, episodes=1, console=False)
+    assert asked.config.tasks == ["lift_cube"]
+    job = learning._described(asked, PointWorld().embodiment, [spoken("lift the cube")])
+    run = run_of(from_tree(job["config"]), job)
+    assert [task.instructions for task in run.train_tasks] == [("lift the cube",)]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -180,7 +180,12 @@ def _new_session(folder: Path) -> Path:
 def _described(learning: Learning, embodiment: Any, tasks: Sequence[Any]) -> dict[str, Any]:
     """The learner's job."""
     known = [TaskSpec(t.name, (t.instruction,), (t.instruction,), t.horizon or 1) for t in tasks]
-    return job_of(learning.config, embodiment, known)
+    return job_of(_of_the_session(learning.config), embodiment, known)
+
+
+def _of_the_session(config: RunConfig) -> RunConfig:
+    """Learned from are the session's tasks, whichever of a simulator a preset names."""
+    return dataclasses.replace(config, tasks=[], held_out_tasks=[])
 
 
 class Cost:
@@ -249,7 +254,7 @@ def _at_once(
     names = settings.robot.tasks or ["teleoperated"]
     job = _described(learning, spec, [build.attribute("real.tasks:spoken")(name) for name in names])
     process = learner_process(config, job, say)
-    run = run_of(config, job)
+    run = run_of(_of_the_session(config), job)
     policy = trained_policy(run)  # of this process: what rewards read, and what is kept at the end
     harvest = EpisodeFeed(
         learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say
@@ -391,7 +396,7 @@ def _in_turns(
         session.others = load_others(
             sessions.reset_policy(settings, plan), spec, config.device, acting
         )
-        run = run_of(config, _described(learning, spec, plan.tasks))
+        run = run_of(_of_the_session(config), _described(learning, spec, plan.tasks))
         policy = trained_policy(run)
         inner = learner_of(run, policy)
         if not isinstance(inner, ReplayLearner):
