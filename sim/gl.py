@@ -7,6 +7,7 @@ child process tries each candidate because a broken GL driver may end the proces
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -156,9 +157,7 @@ def make_context(size: int) -> Any:
     one.
     """
     backend = ensure_backend()
-    # a worker: the cores belong to the workers, not to Mesa's threads
-    if multiprocessing.parent_process() is not None:
-        os.environ.setdefault("LP_NUM_THREADS", "0")
+    _draw_alone()
     try:
         if backend == "egl":
             from mujoco.egl import GLContext
@@ -173,6 +172,19 @@ def make_context(size: int) -> Any:
             "MUJOCO_GL to choose one automatically, or install "
             f"{PACKAGES.get(backend, PACKAGES['egl'])} (apt-get install)."
         ) from error
+
+
+def let_others_draw() -> None:
+    """Prepare for an env that may draw by MuJoCo itself; where nothing can, it says so itself."""
+    with contextlib.suppress(MissingDependency):
+        ensure_backend()
+    _draw_alone()
+
+
+def _draw_alone() -> None:
+    """In a worker the cores belong to the workers, not to Mesa's threads."""
+    if multiprocessing.parent_process() is not None:
+        os.environ.setdefault("LP_NUM_THREADS", "0")
 
 
 def free_context(context: Any) -> None:

@@ -207,7 +207,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             records="vla_rl.assembly.recorded_env:open_recorded",
         ),
         "gym": EnvEntry(
-            "sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"
+            "sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.stepped:collect_episode"
+        ),
+        "lerobot": EnvEntry(
+            "sim.lerobot:LeRobotSimulator",
+            "sim.lerobot:LeRobotEnvConfig",
+            collect="sim.stepped:collect_episode",
         ),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
@@ -215,6 +220,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "success": Entry(
             "reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"
         ),
+        "env": Entry("reward_models.success:EnvReward", "reward_models.settings:EnvRewardConfig"),
         "combined": Entry(
             "vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"
         ),
@@ -357,9 +363,10 @@ def entry(group: str, name: str) -> Entry:
     try:
         return REGISTRY[group][name]
     except KeyError:
+        which = " (which env of lerobot's or Gymnasium's is env.id)" if group == "env" else ""
         raise ConfigError(
-            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}, or "
-            f"give your own class as {group}.type=package.module:Class"
+            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}{which}, "
+            f"or give your own class as {group}.type=package.module:Class"
         ) from None
 
 
