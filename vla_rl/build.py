@@ -92,6 +92,7 @@ class EnvEntry(Entry):
 _OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")
 
 _BASES, _CHANGES = ("spatial", "object", "goal", "10"), ("lan", "object", "swap", "task")
+_VARIED = ("camera", "robot", "language", "layout")  # of LIBERO-plus
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
@@ -186,6 +187,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             suites=(
                 *("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
                 *(f"libero_pro_{base}_{kind}" for base in _BASES for kind in _CHANGES),
+                *(f"libero_plus_{base}_{kind}" for base in _BASES for kind in _VARIED),
             ),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),

@@ -62,7 +62,7 @@ def own_loop(
         env.unwrapped.seed(2 * i + 1)  # its reset ignores seeds
         seen, shown = env.reset()[0], []
         for _ in range(horizon):
-            shown.append(seen)
+            shown.append(seen.copy())  # some policies write into what they are given
             seen, _, terminated, truncated, info = env.step(policy.get_action(seen))
             if info["success"] or terminated or truncated:
                 break

@@ -43,6 +43,8 @@ def read_init_states(path: str | Path) -> np.ndarray:
     path = Path(path)
     try:
         states = _arrays(path) if path.suffix == ".npz" else _pickled(path)
+        if isinstance(states, np.ndarray) and states.ndim == 1:
+            states = states[None]  # a layout of LIBERO-plus
         if (
             not isinstance(states, np.ndarray)
             or states.ndim != 2
