@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sim.gl import let_others_draw
+from sim.gl import draw_in_own_contexts, let_others_draw
 from sim.recording import record_demonstration
 from sim.slots import checked_actions, instruction, running, task_named
 from vla_rl.bounds import Bounded, bound, several
@@ -290,6 +290,7 @@ class SteppedSimulator:
         """What the env shows after ``reset(seed=seed)``."""
         from gymnasium.utils import seeding
 
+        draw_in_own_contexts()
         with named(self.config, "reset"):
             env.np_random = seeding.np_random(seed)[0]
             return env.reset(seed=seed)[0]

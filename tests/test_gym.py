@@ -169,6 +169,20 @@ def test_slots_take_turns_with_envs(monkeypatch) -> None:
     simulator.close()
 
 
+@pytest.mark.real_sim
+def test_envs_of_mujoco_draw_in_their_own_contexts() -> None:
+    """Gymnasium's viewers draw into whichever is current, and into none once one was closed."""
+    pytest.importorskip("mujoco")
+    config = GymConfig(id="Reacher-v5", options={"width": 48, "height": 48}, success="terminated")
+    simulator = GymSimulator(config)
+    for slot in range(2):
+        simulator.start(slot, EpisodeSpec("Reacher-v5", slot))
+    simulator._slots[1].env.close()
+    picture = simulator.step(0, np.zeros((1, 2))).observation.images["render"]
+    assert picture.std() > 10
+    simulator.close()
+
+
 def test_tasks_by_an_option_each_with_its_words() -> None:
     simulator = dot(
         task_option="goal", tasks=["middle", "right"], instructions=["go to the middle", "go right"]
