@@ -130,7 +130,7 @@ KINDS: dict[str, Kind] = {
         overrides="default: run=quickstart",
     ),
     "metaworld": Kind(
-        "MetaWorld's scripted policies through env=gym against its own loop, episode by episode",
+        "scripted policies of MetaWorld through env=gym against its own loop, episode by episode",
         "benchmarks.simulator.metaworld",
         {"--episodes": _count(3, "of each task", "N")},
         overrides="env.tasks=[reach-v3] ... (default: all 50)",

@@ -125,8 +125,10 @@ def test_a_view_is_turned_as_theirs() -> None:
 
 
 def test_a_layouts_one_state_is_one_row(tmp_path) -> None:
-    np.savez(tmp_path / "a.npz", states=np.arange(5.0))
-    assert read_init_states(tmp_path / "a.npz").shape == (1, 5)
+    file = tmp_path / plus.LAYOUTS / "a.npz"
+    file.parent.mkdir()
+    np.savez(file, states=np.arange(5.0))
+    assert read_init_states(file).shape == (1, 5)
 
 
 def test_what_is_not_there_is_one_clear_error(tmp_path, monkeypatch) -> None:

@@ -33,6 +33,7 @@ _INSIDE = Path("liberoplus") / "liberoplus"
 _SEEN = re.compile(r"_view_(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_initstate_(\d+)$")
 _LAYOUT = re.compile(r"(?:_moved)?_level\d+_sample\d+$")
 _POSTURE = re.compile(r"^class MountedPanda(\d+)\(.*?np\.array\(\[(.*?)\]\)", re.M | re.S)
+LAYOUTS = "libero_newobj"  # the folder of their initial states
 AS_IT_IS = (0, 0, 100, 0, 0)
 
 
@@ -105,7 +106,7 @@ def _variant(there: Path, suite: str, kind: str, name: str) -> Variant | None:
     if layout := _LAYOUT.search(name):
         if kind != "layout":
             return None
-        own = states / "libero_newobj" / suite / f"{name}.pruned_init"
+        own = states / LAYOUTS / suite / f"{name}.pruned_init"
         return Variant(name, name[: layout.start()], files / f"{name}.bddl", own, Change())
     seen = _SEEN.search(name)
     if seen is None:
