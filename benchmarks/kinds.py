@@ -129,6 +129,12 @@ KINDS: dict[str, Kind] = {
         },
         overrides="default: run=quickstart",
     ),
+    "metaworld": Kind(
+        "scripted policies of MetaWorld through env=gym against its own loop, episode by episode",
+        "benchmarks.simulator.metaworld",
+        {"--episodes": _count(3, "of each task", "N")},
+        overrides="env.tasks=[reach-v3] ... (default: all 50)",
+    ),
     "learn": Kind(
         "how soon runs reached a success rate, and where their seconds went",
         "benchmarks.learning.learn",

@@ -51,6 +51,13 @@ class TaskSuccessConfig(Bounded, place="reward"):
 
 
 @dataclass
+class EnvRewardConfig(Bounded, place="reward"):
+    """``coefficient`` scales what the env gives (MetaWorld's: up to 10 a control step)."""
+
+    coefficient: float = bound(1.0, gt=0)
+
+
+@dataclass
 class EncoderConfig(Bounded, place="reward.encoder"):
     """``type`` pooled, timm, vjepa2 or policy. ``checkpoint``: a transformers folder (vjepa2), or a
     timm state dict.

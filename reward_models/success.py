@@ -1,4 +1,5 @@
-"""Sparse task success, the reward every run starts from."""
+"""Rewards that are in the episodes already: sparse task success, with which every run starts, and
+what the env itself gives."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reward_models.settings import TaskSuccessConfig
+from reward_models.settings import EnvRewardConfig, TaskSuccessConfig
 from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
@@ -32,3 +33,16 @@ class TaskSuccess(RewardModel):
                 reward[-1] = self.config.coefficient * discount
             rewards.append(reward)
         return rewards
+
+
+class EnvReward(RewardModel):
+    """What the env gave at each control step."""
+
+    reads_frames = False
+
+    def __init__(self, config: EnvRewardConfig):
+        self.config = config
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 tensor [t h] per trajectory."""
+        return [self.config.coefficient * trajectory.rewards for trajectory in trajectories]

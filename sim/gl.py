@@ -7,11 +7,13 @@ child process tries each candidate because a broken GL driver may end the proces
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from vla_rl.errors import MissingDependency
@@ -23,6 +25,7 @@ _WINDOWS = ("glfw", "glx", "1", "on", "true", "enable", "enabled")
 _OFF = ("0", "off", "false", "disable", "disabled")
 # what a parent process found, so that its workers need not probe again
 _REMEMBERED = "VLA_RL_MUJOCO_GL"
+_BOUND: set[Any] = set()  # classes of `draw_in_own_contexts`
 
 # Standard library only (python -I -S): some tens of milliseconds. The steps are those of mujoco's
 # own contexts.
@@ -156,9 +159,7 @@ def make_context(size: int) -> Any:
     one.
     """
     backend = ensure_backend()
-    # a worker: the cores belong to the workers, not to Mesa's threads
-    if multiprocessing.parent_process() is not None:
-        os.environ.setdefault("LP_NUM_THREADS", "0")
+    _draw_alone()
     try:
         if backend == "egl":
             from mujoco.egl import GLContext
@@ -175,6 +176,19 @@ def make_context(size: int) -> Any:
         ) from error
 
 
+def let_others_draw() -> None:
+    """Prepare for an env that may draw by MuJoCo itself; where nothing can, it says so itself."""
+    with contextlib.suppress(MissingDependency):
+        ensure_backend()
+    _draw_alone()
+
+
+def _draw_alone() -> None:
+    """In a worker the cores belong to the workers, not to Mesa's threads."""
+    if multiprocessing.parent_process() is not None:
+        os.environ.setdefault("LP_NUM_THREADS", "0")
+
+
 def free_context(context: Any) -> None:
     """Free a context; says nothing where the display is gone already, as it may be when the
     interpreter exits."""
@@ -186,6 +200,39 @@ def free_context(context: Any) -> None:
         context._context = None  # else the context's destructor tries again
 
 
+def draw_in_own_contexts() -> None:
+    """Let what Gymnasium's MuJoCo envs and robosuite's draw with bind its own GL context before each
+    picture, wherever it was imported.
+
+    By themselves they draw into whichever is current: with several envs in a process that is
+    another's, and none once one of them was closed (black pictures).
+    """
+    if module := sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering"):
+        _bind_first(module.OffScreenViewer, lambda viewer: viewer.make_context_current())
+    if module := sys.modules.get("robosuite.utils.binding_utils"):
+        _bind_first(module.MjRenderContext, _bind_offscreen)
+
+
+def _bind_first(kind: Any, bind: Callable[[Any], None]) -> None:
+    if kind in _BOUND:
+        return
+    render = kind.render
+
+    def render_here(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bind(self)
+        return render(self, *args, **kwargs)
+
+    kind.render = render_here
+    _BOUND.add(kind)
+
+
+def _bind_offscreen(context: Any) -> None:
+    import mujoco
+
+    context.gl_ctx.make_current()
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
+
+
 def draw_in_own_context(context: Any) -> None:
     """Let a renderer of robosuite's (an `MjRenderContext`) bind its own GL context before each
     picture.
@@ -195,13 +242,10 @@ def draw_in_own_context(context: Any) -> None:
     """
     if "render" in vars(context):
         return
-    import mujoco
-
     render = context.render
 
     def render_here(*args: Any, **kwargs: Any) -> None:
-        context.gl_ctx.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
+        _bind_offscreen(context)
         render(*args, **kwargs)
 
     context.render = render_here

@@ -78,6 +78,24 @@ class Forgetful(Dot):
         return self._seen(), {}
 
 
+class Drawn(Dot):
+    """Forgets the seed of its reset, and draws from its own generator all the same; its goal is
+    drawn by its maker."""
+
+    def __init__(self, render_mode=None, observe="dict", seed=None):
+        super().__init__(render_mode, observe=observe)
+        self.goal = np.random.default_rng(seed).uniform(-0.5, 0.5, 2)
+
+    def reset(self, seed=None, options=None):
+        self.place = self.np_random.uniform(-1, 1, 2)
+        return self._seen(), {}
+
+    def _seen(self):
+        seen = super()._seen()
+        goal = self.goal.astype(np.float32)
+        return np.r_[seen, goal] if self.observe == "vector" else seen | {"goal": goal}
+
+
 class Discrete(Dot):
     action_space = gymnasium.spaces.Discrete(4)
 
@@ -88,6 +106,7 @@ class Unbounded(Dot):
 
 gymnasium.register("dot/Dot-v0", entry_point=Dot, max_episode_steps=20)
 gymnasium.register("dot/Forgetful-v0", entry_point=Forgetful, max_episode_steps=20)
+gymnasium.register("dot/Drawn-v0", entry_point=Drawn, max_episode_steps=20)
 gymnasium.register("dot/Endless-v0", entry_point=Dot)
 gymnasium.register("dot/Discrete-v0", entry_point=Discrete, max_episode_steps=20)
 gymnasium.register("dot/Unbounded-v0", entry_point=Unbounded, max_episode_steps=20)

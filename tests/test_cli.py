@@ -452,7 +452,7 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
         (["--suite", "toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
         (
             ["--suite", "marble"],
-            "--suite marble does not exist. Choose one of dataset, dualarm, gym, libero, libero_10",
+            "--suite marble does not exist. Choose one of dataset, dualarm, gym, lerobot, libero, libero_10",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from libero_reference import libero_problem
 
-from sim.libero import package, pro, protocols, tasks
+from sim.libero import package, plus, pro, protocols, tasks
 from sim.libero.init_states import read_init_states
 from sim.libero.settings import LiberoConfig
 from vla_rl import build
@@ -46,8 +46,9 @@ def own(tmp_path) -> Path:
 
 def test_suites_are_named_alike_everywhere() -> None:
     known = {suite for suite, env in build.suites().items() if env == "libero"} - {"libero"}
-    assert known == set(tasks.HORIZONS) == {*tasks.SUITES, *pro.SUITES} and len(pro.SUITES) == 16
-    assert tasks.HORIZONS["libero_pro_10_swap"] == 520
+    assert known == set(tasks.HORIZONS) == {*tasks.SUITES, *pro.SUITES, *plus.SUITES}
+    assert len(pro.SUITES) == len(plus.SUITES) == 16
+    assert tasks.HORIZONS["libero_pro_10_swap"] == tasks.HORIZONS["libero_plus_10_robot"] == 520
 
 
 def test_the_sixteen_suites_are_whole(needs_pro) -> None:
@@ -84,7 +85,7 @@ def test_what_cannot_be_opened_is_one_clear_error(own, monkeypatch) -> None:
             LiberoConfig(**options)
     with pytest.raises(ConfigError, match=r"no task files .*/bddl_files/yours/\*\.bddl"):
         tasks.suite_tasks("yours", str(own))
-    with pytest.raises(ConfigError, match="libero_pro_10_task, or name a folder"):
+    with pytest.raises(ConfigError, match="libero_plus_10_layout, or name a folder"):
         tasks.suite_tasks("libero_2")
     with pytest.raises(ConfigError, match="openvla is of published suites"):
         protocols.overrides(

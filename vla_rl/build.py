@@ -92,6 +92,7 @@ class EnvEntry(Entry):
 _OUR_PACKAGES = ("sim", "real", "policies", "reward_models", "benchmarks")
 
 _BASES, _CHANGES = ("spatial", "object", "goal", "10"), ("lan", "object", "swap", "task")
+_VARIED = ("camera", "robot", "language", "layout")  # of LIBERO-plus
 REGISTRY: dict[str, dict[str, Entry]] = {
     "policy": {
         "nano_vla": PolicyEntry(
@@ -186,6 +187,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             suites=(
                 *("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
                 *(f"libero_pro_{base}_{kind}" for base in _BASES for kind in _CHANGES),
+                *(f"libero_plus_{base}_{kind}" for base in _BASES for kind in _VARIED),
             ),
             # a benchmark's time limit is part of its protocol, whatever training used
             suite_overrides=("env.suite={suite}", "env.tasks=[]", "env.horizon=0"),
@@ -213,7 +215,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             records="vla_rl.assembly.recorded_env:open_recorded",
         ),
         "gym": EnvEntry(
-            "sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.gym:collect_episode"
+            "sim.gym:GymSimulator", "sim.gym:GymConfig", collect="sim.stepped:collect_episode"
+        ),
+        "lerobot": EnvEntry(
+            "sim.lerobot:LeRobotSimulator",
+            "sim.lerobot:LeRobotEnvConfig",
+            collect="sim.stepped:collect_episode",
         ),
         "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
     },
@@ -221,6 +228,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "success": Entry(
             "reward_models.success:TaskSuccess", "reward_models.settings:TaskSuccessConfig"
         ),
+        "env": Entry("reward_models.success:EnvReward", "reward_models.settings:EnvRewardConfig"),
         "combined": Entry(
             "vla_rl.rewards.combined:CombinedReward", "vla_rl.config.episodes:CombinedConfig"
         ),
@@ -363,9 +371,10 @@ def entry(group: str, name: str) -> Entry:
     try:
         return REGISTRY[group][name]
     except KeyError:
+        which = " (which env of lerobot's or Gymnasium's is env.id)" if group == "env" else ""
         raise ConfigError(
-            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}, or "
-            f"give your own class as {group}.type=package.module:Class"
+            f"{group}.type is {name!r}, which does not exist. Choose one of {names(group)}{which}, "
+            f"or give your own class as {group}.type=package.module:Class"
         ) from None
 
 

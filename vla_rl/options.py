@@ -151,8 +151,8 @@ class EnvOptions:
     """``env.…``: what room on the disk and checks depend on. Sizes are in pixels. ``tasks``: those
     that are built (none: all). ``horizon`` in control steps (0: the tasks' own). ``observe`` state:
     it shows no pictures. ``chunk_is_path``: the same actions, in other chunks, lead elsewhere.
-    ``action_noise`` is put on what is executed. ``finds_cameras``: where none is named, it has
-    those it finds."""
+    ``action_noise`` is put on what is executed. ``reward`` env: it gives rewards of its own,
+    success: none but that. ``finds_cameras``: where none is named, it has those it finds."""
 
     tasks: Sequence[str] | None = None
     horizon: int | None = None
@@ -162,6 +162,7 @@ class EnvOptions:
     observe: str = "pictures"
     chunk_is_path: bool = False
     action_noise: float | None = None
+    reward: str = ""
     finds_cameras: bool = False
 
     @property

@@ -38,7 +38,7 @@ def measure(
                             simulator,
                             EpisodeSpec(task.task_id, i, split, seed=i, perturbation=perturb or ""),
                             noise_std=amount,
-                            speed=speed,
+                            **({} if speed == 1.0 else {"speed": speed}),
                         )
                         for i in range(episodes)
                     ]

@@ -17,6 +17,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +123,33 @@ def pip(*arguments: str) -> list[str]:
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *arguments]
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
     return [*command, *arguments]
+
+
+def install_apart(
+    place: Path, inside: Path, installer: Callable[[Path], list[str]], what: str
+) -> Path:
+    """Have a package put into the folder ``place``, where it then has ``inside``: whole or not at
+    all. Returns the folder.
+
+    Raises `MissingDependency`, with the command to run by hand, where it does not succeed.
+    """
+    if (place / inside).is_dir():
+        return place
+    by_hand = f"Run it by hand where there is network access: {shlex.join(installer(place))}"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+            part = Path(made) / "part"
+            status = subprocess.run(installer(part), stdin=subprocess.DEVNULL).returncode
+            if status:
+                raise MissingDependency(
+                    f"{what} was not installed: the installer ended with status {status}. {by_hand}"
+                )
+            shutil.rmtree(place, ignore_errors=True)
+            part.rename(place)
+    except OSError as error:
+        raise MissingDependency(f"{what} was not installed ({error}). {by_hand}") from error
+    return place
 
 
 def _uv() -> str | None:

@@ -14,7 +14,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sim.interpreter import version_of
-from sim.libero import assets, package, pro
+from sim.libero import assets, package, plus, pro
 from sim.libero.protocols import matching
 from vla_rl.errors import MissingDependency, MissingPackage, install_command
 
@@ -81,6 +81,8 @@ def benchmark(config: LiberoConfig, split: str, python: str = "") -> dict[str, A
         departures.append("tasks of one's own (env.files)")
     elif config.suite in pro.SUITES:
         departures.append("LIBERO-PRO, of which no published evaluation was compared here")
+    elif config.suite in plus.SUITES:
+        departures.append("a part of LIBERO-plus, with words that lack the suffixes of its names")
     names = matching(config)
     kind = {"kind": copy.kind, "sha256": copy.digest} if copy else {"kind": "none", "sha256": ""}
     said = (

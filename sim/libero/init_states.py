@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.libero import plus
 from vla_rl.errors import UserError
 
 _LARGEST = 64 * 2**20  # bytes of a file; the official ones are below 100 kB
@@ -43,6 +44,8 @@ def read_init_states(path: str | Path) -> np.ndarray:
     path = Path(path)
     try:
         states = _arrays(path) if path.suffix == ".npz" else _pickled(path)
+        if plus.LAYOUTS in path.parts and isinstance(states, np.ndarray):
+            states = np.atleast_2d(states)  # each has one state
         if (
             not isinstance(states, np.ndarray)
             or states.ndim != 2

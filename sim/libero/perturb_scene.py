@@ -80,6 +80,31 @@ def camera_edits(
     return None
 
 
+def plus_view(model: mujoco.MjModel, camera: str, view: Sequence[int]) -> Edits:
+    """The pose that LIBERO-plus gives ``camera`` for a ``view`` (`sim.libero.plus.Change`), rounded
+    after each turn as it is there."""
+    number = model.camera(camera).id
+    about, up, percent, turn, nod = view
+    position, quaternion = model.cam_pos[number], model.cam_quat[number]
+    for axis, degrees in (*((("y", -up),) if up else ()), ("z", about)):
+        offset = np.empty(3)
+        orbit = _quaternion(axis, np.radians(degrees))
+        mujoco.mju_rotVecQuat(offset, position - PIVOT, orbit)
+        position, quaternion = (PIVOT + offset).round(4), _turned(quaternion, axis, degrees)
+    if percent != 100:
+        position = (PIVOT + (position - PIVOT) * (percent / 100)).round(4)
+    for axis, degrees in (("z", turn), ("y", -nod)):
+        if degrees:
+            quaternion = _turned(quaternion, axis, degrees)
+    unit = quaternion / np.linalg.norm(quaternion)  # as MuJoCo's compiler does
+    return {"cam_pos": _row(number, position), "cam_quat": _row(number, unit)}
+
+
+def _turned(quaternion: np.ndarray, axis: str, degrees: float) -> np.ndarray:
+    unit = quaternion / np.linalg.norm(quaternion)
+    return _product(_quaternion(axis, np.radians(degrees)), unit).round(4)
+
+
 def in_view(
     model: mujoco.MjModel,
     number: int,

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 from sim.libero import assets
@@ -66,22 +63,5 @@ def install() -> Path:
 
     Raises `MissingDependency`, with the command to run by hand, where it does not succeed.
     """
-    place = _PLACE.expanduser()
-    if (place / "libero" / "libero" / "bddl_files").is_dir():
-        return place
-    by_hand = f"Run it by hand where there is network access: {command_line()}"
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as made:
-            part = Path(made) / "part"
-            status = subprocess.run(_installer(part), stdin=subprocess.DEVNULL).returncode
-            if status:
-                raise MissingDependency(
-                    f"LIBERO-PRO was not installed: the installer ended with status {status}. "
-                    f"{by_hand}"
-                )
-            shutil.rmtree(place, ignore_errors=True)
-            part.rename(place)
-    except OSError as error:
-        raise MissingDependency(f"LIBERO-PRO was not installed ({error}). {by_hand}") from error
-    return place
+    inside = Path("libero") / "libero" / "bddl_files"
+    return assets.install_apart(_PLACE.expanduser(), inside, _installer, "LIBERO-PRO")

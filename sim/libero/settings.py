@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim.gl import ensure_backend
-from sim.libero import package, pro
+from sim.libero import package, plus, pro
 from sim.libero.tasks import HORIZONS
 from vla_rl import splits
 from vla_rl.bounds import Bounded, bound, several
@@ -39,7 +39,7 @@ class LiberoConfig(Bounded, place="env"):
     reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept.
     """
 
-    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90 | libero_pro_...
+    # libero_spatial | libero_object | libero_goal | libero_10 | libero_90 | libero_pro_... | libero_plus_...
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     # robosuite's names of the cameras to render
@@ -91,6 +91,8 @@ class LiberoConfig(Bounded, place="env"):
         package.root()
         if self.suite in pro.SUITES and not self.files:
             pro.root()
+        if self.suite in plus.SUITES and not self.files:
+            plus.root()
         ensure_backend()
 
     def is_official(self, split: str) -> bool:
@@ -107,6 +109,8 @@ class LiberoConfig(Bounded, place="env"):
     def initial_states(self, split: str) -> str:
         """Which initial states episodes of ``split`` start from, for reports."""
         if self.is_official(split):
+            if self.suite in plus.SUITES:
+                return f"the initial states that {self.suite} comes with, per variant"
             return f"the {OFFICIAL_STATES} initial states that {self.suite} comes with, per task"
         arm = f"arm noise {self.arm_noise:g} rad" if self.arm_noise else "no arm noise"
         return (

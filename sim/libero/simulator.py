@@ -29,6 +29,7 @@ otherwise.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import weakref
 from collections import OrderedDict
@@ -171,12 +172,13 @@ class LiberoSimulator:
         rewards = np.zeros(len(actions), dtype=np.float32)
         executed, scene = 0, s.scene
         scene.world.apply(s.snapshot.edits)
-        for row in actions:
-            s.advance(row)
-            executed += 1
-            rewards[executed - 1] = float(s.success)
-            if s.success or s.elapsed >= s.horizon:
-                break
+        with scene.posture(_posture(scene.task)):
+            for row in actions:
+                s.advance(row)
+                executed += 1
+                rewards[executed - 1] = float(s.success)
+                if s.success or s.elapsed >= s.horizon:
+                    break
         if scene.blew_up(s.data):
             s.over = True
             raise FloatingPointError(
@@ -265,10 +267,15 @@ class LiberoSimulator:
             self._cache.move_to_end(key)
             return self._cache[key]
         scene = self.scene(episode.task_id)
-        if states is not None:
-            snapshot = self._official(scene, episode)
-        else:
-            snapshot = self._sampled(scene, episode)
+        begin = self._sampled if states is None else self._official
+        with scene.posture(_posture(scene.task)):
+            snapshot = begin(scene, episode)
+        if scene.task.change is not None:
+            from sim.libero.perturb_scene import plus_view
+
+            scene.world.apply(snapshot.edits)  # the model may hold another slot's camera
+            edits = plus_view(scene.model, "agentview", scene.task.change.view)
+            snapshot = dataclasses.replace(snapshot, edits={**snapshot.edits, **edits})
         self._cache[key] = snapshot
         while len(self._cache) > _CACHED_STATES:
             self._cache.popitem(last=False)
@@ -360,6 +367,12 @@ def _free_worlds(worlds: dict[str, Any], contexts: list[Any]) -> None:
     worlds.clear()
     while contexts:
         free_context(contexts.pop())
+
+
+def _posture(task: Task) -> np.ndarray | None:
+    """Where resets put the arm of a task, if it has a place of its own."""
+    own = task.change and task.change.posture
+    return None if own is None else np.array(own)
 
 
 @functools.lru_cache(maxsize=256)

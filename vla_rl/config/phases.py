@@ -88,6 +88,13 @@ _ROWS = (
         diagnostics=_SFT,
     ),
     Phase(
+        "random",
+        "a policy with random weights, made for what random actions show",
+        "random weights",
+        writes=("checkpoints/random",),
+        usual=False,
+    ),
+    Phase(
         "eval_sft",
         "success of the starting policy on held-out initial states",
         "evaluation before",

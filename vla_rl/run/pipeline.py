@@ -51,6 +51,7 @@ from vla_rl.run.eval_phase import (
     report,
 )
 from vla_rl.run.offline_phase import phase_offline
+from vla_rl.run.random_phase import phase_random
 from vla_rl.run.reward_phases import phase_reward
 from vla_rl.run.rl_phase import phase_rl
 from vla_rl.run.sft_phase import phase_collect, phase_sft
@@ -59,6 +60,7 @@ from vla_rl.run.sft_phase import phase_collect, phase_sft
 FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "collect": phase_collect,
     "sft": phase_sft,
+    "random": phase_random,
     "eval_sft": eval_sft,
     "reward": phase_reward,
     "offline": phase_offline,
