@@ -213,3 +213,21 @@ class Pi0Head(FlowHead):
         images, masks = self.policy._preprocess_images(batch)
         state = (self.policy.prepare_state(batch),) if self.separate_state else ()
         return images, masks, batch[TOKENS], batch[TOKEN_MASK], *state
+
+    @torch.no_grad()
+    def centre(self, batch: dict[str, Any]) -> None:
+        """Of each patch its mean over the pictures is taken off (the position embedding does that);
+        what is left, and what tells positions apart, get unit variance. Else what all pictures
+        share drowns what tells them apart, and few demonstrations never teach a random encoder to
+        see."""
+        images, masks, *_ = self._inputs(batch)
+        pictures = torch.cat([x[seen] for x, seen in zip(images, masks, strict=True)])
+        layers = self.trunk.paligemma.model.vision_tower.vision_model.embeddings
+        patches = layers.patch_embedding(pictures).flatten(2).transpose(1, 2)
+        mean = patches.mean(0)
+        spread = (patches - mean).square().mean().sqrt()
+        if spread > 0:
+            layers.patch_embedding.weight.div_(spread)
+            layers.patch_embedding.bias.div_(spread)
+            positions = layers.position_embedding.weight
+            positions.div_(positions.std()).sub_(mean / spread)

@@ -92,6 +92,15 @@ class SharingHead(ChainHead, Protocol):
 
 
 @runtime_checkable
+class CentringHead(ChainHead, Protocol):
+    """One whose picture encoder, as it begins, depends on the pictures it will see."""
+
+    def centre(self, batch: dict[str, Any]) -> None:
+        """Set an untrained encoder by the pictures of ``batch``."""
+        ...
+
+
+@runtime_checkable
 class BeginningHead(ChainHead, Protocol):
     """One whose chain does not begin with normal noise."""
 

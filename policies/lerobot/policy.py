@@ -38,6 +38,7 @@ from policies.lerobot.heads import (
     PADDED,
     STATE,
     BeginningHead,
+    CentringHead,
     ChainHead,
     FeatureHead,
     FinishingHead,
@@ -292,6 +293,11 @@ class LeRobotPolicy(nn.Module, Policy):
             "state": batch[STATE].float(),
             **self.head.told(batch),
         }
+
+    def first_look(self, observation: Observation) -> None:
+        """See `vla_rl.interfaces.Policy`."""
+        if not self.config.checkpoint and isinstance(self.head, CentringHead):
+            self.head.centre(self._batch(observation))
 
     def imitation_loss(
         self, observation: Observation, actions: Tensor, valid: Tensor

@@ -10,11 +10,13 @@ import torch
 
 from vla_rl import build
 from vla_rl.algorithms.imitation import Imitation
+from vla_rl.algorithms.validation import ROWS
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset
 from vla_rl.data.recording import bounds
+from vla_rl.interfaces import Policy
 
 
 def new_policy(run: Run, dataset: DemonstrationDataset) -> Any:
@@ -25,13 +27,20 @@ def new_policy(run: Run, dataset: DemonstrationDataset) -> Any:
     moved = run.env.moved if isinstance(run.env, RecordedEnv) else ()
     if not moved:
         policy = kind.from_statistics(c.policy, spec, dataset.action_stats, dataset.proprio_stats)
-        return policy.to(run.device).train()
+        return _looked(policy.to(run.device), dataset)
     found = dataset.moves(moved)
     low, high = bounds(np.array([found["low"], found["high"]]), c.env.margin)
     own = dataclasses.replace(spec, action_low=low, action_high=high, mirror=None)
     base = kind.from_statistics(c.policy, own, found, dataset.proprio_stats)
-    policy = build.implementation("around", "relative")(base, spec, moved)
+    policy = build.implementation("around", "relative")(
+        _looked(base.to(run.device), dataset), spec, moved
+    )
     return policy.to(run.device).train()
+
+
+def _looked(policy: Any, dataset: DemonstrationDataset) -> Any:
+    Policy.of(policy).first_look(dataset.evenly(ROWS)[0])
+    return policy.train()
 
 
 def imitation_of(run: Run, policy: Any, dataset: DemonstrationDataset) -> Imitation:
