@@ -57,7 +57,8 @@ def own_loop(
     from metaworld.policies import ENV_POLICY_MAP
 
     env: Any = gymnasium.make("Meta-World/MT1", env_name=task, **options)
-    policy = ENV_POLICY_MAP[task]()
+    policies: Any = ENV_POLICY_MAP
+    policy = policies[task]()
     for i in range(episodes):
         env.unwrapped.seed(2 * i + 1)  # its reset ignores seeds
         seen, shown = env.reset()[0], []
