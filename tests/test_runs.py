@@ -16,7 +16,7 @@ from libero_reference import libero_problem
 from vla_rl import build
 from vla_rl.checks.options import check_run
 from vla_rl.config import RunConfig, compose
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 from vla_rl.paths import config_dir
 from vla_rl.types import EpisodeSpec
 
@@ -24,8 +24,8 @@ RUNS = sorted(path.stem for path in (config_dir() / "run").glob("*.yaml"))
 # what a run does not compose without
 GIVEN = {name: ["dataset=recorded"] for name in ("sft", "pi05_rl_token", "smolvla_residual")}
 ENVS = {name: compose([f"run={name}", *GIVEN.get(name, [])]).env_type for name in RUNS}
-# not the recipe's limits with RoboTwin's own demonstrator, and not what is recorded
-SCRIPTED = [name for name in RUNS if ENVS[name] not in ("robotwin", "dataset")]
+# not the recipe's limits with RoboTwin's own demonstrator, what is recorded, and any env of a user's
+SCRIPTED = [name for name in RUNS if ENVS[name] not in ("robotwin", "dataset", "gym")]
 
 
 MEASURED: dict[str, dict[str, float]] = {}  # runs that demonstrate alike are measured once
@@ -73,10 +73,15 @@ def demonstrated_steps(
 
 
 def test_the_limit_of_every_run_is_looked_at():
-    assert {ENVS[name] for name in SCRIPTED} == {"toy", "tabletop", "libero", "dualarm"}, (
-        "another env: give it a test below"
-    )
-    assert [name for name in RUNS if name not in SCRIPTED] == ["robotwin_openvla_oft", "sft"]
+    assert {ENVS[name] for name in SCRIPTED} == {
+        "toy",
+        "tabletop",
+        "libero",
+        "dualarm",
+        "so101",
+    }, "another env: give it a test below"
+    others = [name for name in RUNS if name not in SCRIPTED]
+    assert others == ["gym", "robotwin_openvla_oft", "sft"]
 
 
 @pytest.mark.parametrize("name", [n for n in SCRIPTED if ENVS[n] == "toy"])
@@ -111,6 +116,18 @@ def test_a_libero_run_leaves_time_for_skill(name: str):
     for task, (demonstrated, limit) in lengths(
         compose([f"run={name}", *same_motion]), per_task=1
     ).items():
+        assert limit >= 1.5 * demonstrated, (name, task)
+
+
+@pytest.mark.real_sim
+@pytest.mark.parametrize("name", [n for n in SCRIPTED if ENVS[n] == "so101"])
+def test_an_so101_run_leaves_time_for_skill(name: str):
+    config = compose([f"run={name}"])
+    try:
+        config.env.check_machine()
+    except UserError as error:
+        pytest.skip(str(error))
+    for task, (demonstrated, limit) in lengths(config).items():
         assert limit >= 1.5 * demonstrated, (name, task)
 
 

@@ -21,6 +21,7 @@ from real.so101 import FOLLOWER, LEADER, Kit
 from real.sweep import Sweep
 from real.teleop.leader import Leader, LeaderConfig
 from sim.so101 import servos
+from sim.so101.joints import HIGH, LOW
 from sim.so101.servos import Chain, Servo, packet, packets
 from vla_rl.cli import main
 from vla_rl.errors import ConfigError, UserError
@@ -255,13 +256,11 @@ def test_degrees_are_the_arms_own(kit, buses):
 
 
 def test_what_it_is_is_written_without_its_port(kit, tmp_path):
-    """With the ends that were calibrated, for a training on its recordings."""
+    """With the bounds of every SO-101, for a training on its recordings."""
     file, port = tmp_path / "arm.json", "robot.port=/dev/none"
     assert main(["robot", "so101", "describe", str(file), "--arm", str(kit.folder), port]) == 0
     told = json.loads(file.read_text())
-    row = json.loads((kit.calibration / "follower.json").read_text())["shoulder_pan"]
-    half = (row["range_max"] - row["range_min"]) * 180 / 4095
-    assert told["action_high"][0] == -told["action_low"][0] == pytest.approx(half)
+    assert (tuple(told["action_low"]), tuple(told["action_high"])) == (LOW, HIGH)
     assert told["action_names"] == [f"{name}.pos" for name in NAMES]
     assert told["action_units"] == ["deg"] * 5 + ["percent"]
 

@@ -129,7 +129,7 @@ def test_what_the_remedy_says_is_read_as_the_text(value):
 
 @pytest.mark.parametrize(
     "word, kind",
-    [("name=[a]", "list"), ("dataset=[a,b]", "list"), ("wandb.project={a: 1}", "mapping")],
+    [("name=[a]", "list"), ("checkpoint=[a,b]", "list"), ("wandb.project={a: 1}", "mapping")],
 )
 def test_a_key_that_takes_one_text_takes_no_list(word, kind):
     with pytest.raises(ConfigError, match=f"this key takes one text, and that is a {kind}"):
