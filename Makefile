@@ -27,7 +27,7 @@ test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options o
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: test ## those, then the slow ones: whole runs, sessions of Ray and of robots, LIBERO
-	@$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m slow $(ARGS) # (many of them wait for processes of theirs)
+	@$(PYTEST) -m slow $(ARGS)
 
 test-other: setup ## the tests that touch lerobot, under the other Python of 3.11 and 3.12 (ARGS="-k name")
 	@scripts/other_python.sh $(ARGS)
