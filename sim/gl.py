@@ -231,21 +231,3 @@ def _bind_offscreen(context: Any) -> None:
 
     context.gl_ctx.make_current()
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context.con)
-
-
-def draw_in_own_context(context: Any) -> None:
-    """Let a renderer of robosuite's (an `MjRenderContext`) bind its own GL context before each
-    picture.
-
-    By itself it draws into whichever is current, and in a process with several simulators here are
-    others.
-    """
-    if "render" in vars(context):
-        return
-    render = context.render
-
-    def render_here(*args: Any, **kwargs: Any) -> None:
-        _bind_offscreen(context)
-        render(*args, **kwargs)
-
-    context.render = render_here

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.gl import draw_in_own_context, ensure_backend
+from sim.gl import draw_in_own_contexts, ensure_backend
 from sim.libero import package
 from sim.libero.init_states import read_init_states
 from sim.libero.tasks import Task
@@ -129,4 +129,4 @@ def bind_context(env: Any) -> None:
     current."""
     if (context := env.sim._render_context_offscreen) is not None:
         context.gl_ctx.make_current()
-        draw_in_own_context(context)
+        draw_in_own_contexts()

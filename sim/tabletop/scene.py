@@ -12,7 +12,7 @@ import logging
 import warnings
 from typing import Any
 
-from sim.gl import draw_in_own_context, ensure_backend
+from sim.gl import draw_in_own_contexts, ensure_backend
 from sim.tabletop.tasks import OBJECTS, SCENES, TABLE_HEIGHT, ObjectSpec, SceneSpec
 from vla_rl.errors import MissingPackage
 
@@ -97,7 +97,7 @@ class _TabletopEnv(SingleArmEnv):
         super()._reset_internal()
         if self.has_offscreen_renderer:
             self.look.edit_drawing(self.sim._render_context_offscreen.scn)
-            draw_in_own_context(self.sim._render_context_offscreen)
+            draw_in_own_contexts()
         for index, name in enumerate(self.scene_spec.objects):
             x, y, z = -0.1 + 0.12 * index, 0.2, TABLE_HEIGHT + OBJECTS[name].rest_height
             self.sim.data.set_joint_qpos(
