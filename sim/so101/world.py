@@ -7,25 +7,24 @@ This module imports mujoco, and needs no OpenGL until a picture is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
 
 from sim.failures import AT_REST, FALL, FailureTracker
-from sim.light import drop_costly_effects, reduce_to_hull
+from sim.gl import free_context, make_context
+from sim.light import drop_costly_effects, reduce_to_hull, skip_costly_passes
+from sim.pictures import Pictures
 from sim.so101 import tasks
 from sim.so101.joints import Units
 from sim.so101.model import PADS, Arm, Joints, scene
 from sim.so101.tasks import BIN, BIN_HALF, BIN_WALL, HALF, MARK, MARK_HALF, Task
 
-if TYPE_CHECKING:
-    from sim.so101.pictures import Pictures
-
 CUBE = "cube"
 HOME = (0.0, -45.0, 45.0, 90.0, 0.0, 60.0)  # lerobot's numbers: above the table, hand down, open
 INNER = 0.0064  # from the gripper's frame to the fixed jaw's inner face
-DRAWN, _SOLID = 1, 8  # a group of what is drawn; a bit that no other geom has
+DRAWN, _SOLID = 1, 8  # the group of what `Pictures` draws; a bit that no other geom has
 _HULL = 60  # vertices of a drawn part
 _BLUE, _RED, _GREY = (0.15, 0.3, 0.9, 1.0), (0.85, 0.1, 0.1, 1.0), (0.55, 0.6, 0.65, 1.0)
 
@@ -105,10 +104,11 @@ class Scene:
     def render(self, data: Any, cameras: Sequence[str], size: int) -> dict[str, np.ndarray]:
         """Upright RGB pictures uint8 [size, size, 3]."""
         if self._pictures is None:
-            from sim.so101.pictures import Pictures
-
-            self._pictures = Pictures(self.model, size)
-        return self._pictures.take(data, cameras)
+            self.model.vis.global_.offwidth = self.model.vis.global_.offheight = size
+            self._gl = make_context(size)
+            self._pictures = Pictures(self.model, size, self._gl)
+            skip_costly_passes(self._pictures.drawing)
+        return self._pictures.render(data, cameras)
 
     def touches(self, data: Any) -> tuple[bool, bool]:
         """Whether the fixed and the moving jaw touch the cube."""
@@ -123,6 +123,7 @@ class Scene:
         if self._pictures is not None:
             self._pictures.close()
             self._pictures = None
+            free_context(self._gl)
 
 
 class World:

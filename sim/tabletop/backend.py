@@ -17,9 +17,9 @@ from sim.tabletop import scene as scenes  # noqa: E402  (MUJOCO_GL must be set b
 
 import mujoco  # noqa: E402  isort: skip
 
+from sim.pictures import Pictures  # noqa: E402
 from sim.tabletop.controller import OSC, ControlState  # noqa: E402
 from sim.tabletop.judge import Fingers, Judge  # noqa: E402
-from sim.tabletop.pictures import Pictures  # noqa: E402
 from sim.tabletop.tasks import (  # noqa: E402
     OBJECTS,
     TABLE_HEIGHT,
@@ -90,7 +90,8 @@ class CompiledScene:
         self.judge = Judge(self, _fingers_of(env))
         self._rest_qpos = np.array(robot.init_qpos)
         self._gripper_rest = np.array(robot.gripper.init_qpos)
-        self._pictures = Pictures(self.model, env.look, size, gl)
+        self._pictures = Pictures(self.model, size, gl)
+        env.look.edit_drawing(self._pictures.drawing)
         self._home = self._settle_home()
 
     # ---------------------------------------------------------------------------- states and resets

@@ -1,10 +1,11 @@
-"""Pictures of a compiled scene.
+"""Pictures of a compiled MuJoCo scene.
 
-This module imports mujoco; `sim.tabletop.backend` imports it.
+This module imports mujoco: call `sim.gl.ensure_backend` before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -12,17 +13,16 @@ import numpy as np
 
 
 class Pictures:
-    """Square ones of ``size`` pixels, by the OpenGL context that ``gl`` makes current; ``look``
-    edits what is drawn."""
+    """Square ones of ``size`` pixels, of the geoms of group 1, by the OpenGL context that ``gl``
+    makes current. ``drawing`` is what they are drawn from, for flags of its own."""
 
-    def __init__(self, model: mujoco.MjModel, look: Any, size: int, gl: Any) -> None:
+    def __init__(self, model: mujoco.MjModel, size: int, gl: Any) -> None:
         self.model, self.size = model, size
         self._gl = gl
         gl.make_current()
         self._context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._drawing = mujoco.MjvScene(self.model, maxgeom=1000)
-        look.edit_drawing(self._drawing)
+        self.drawing = mujoco.MjvScene(self.model, maxgeom=1000)
         self._option = mujoco.MjvOption()
         self._option.geomgroup[:] = 0
         self._option.geomgroup[1] = 1
@@ -32,7 +32,7 @@ class Pictures:
         self._perturb = mujoco.MjvPerturb()
         self._viewport = mujoco.MjrRect(0, 0, size, size)
 
-    def render(self, data: mujoco.MjData, cameras: list[str]) -> dict[str, np.ndarray]:
+    def render(self, data: mujoco.MjData, cameras: Sequence[str]) -> dict[str, np.ndarray]:
         """Upright RGB pictures uint8 [H W 3] per camera."""
         images = {}
         self._gl.make_current()
@@ -47,9 +47,9 @@ class Pictures:
                 self._perturb,
                 self._camera,
                 mujoco.mjtCatBit.mjCAT_ALL,
-                self._drawing,
+                self.drawing,
             )
-            mujoco.mjr_render(self._viewport, self._drawing, self._context)
+            mujoco.mjr_render(self._viewport, self.drawing, self._context)
             pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
             mujoco.mjr_readPixels(pixels, None, self._viewport, self._context)
             images[name] = np.ascontiguousarray(pixels[::-1])
