@@ -43,10 +43,6 @@ class GymConfig(SteppedConfig):
                 f"{max(1, len(self.tasks))} tasks: give one for each"
             )
 
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        return tuple(self.tasks) or (self.id.rpartition(":")[2].rpartition("/")[2],)
-
     def check_machine(self) -> None:
         """Raise `UserError` where Gymnasium is missing, does not know the id, or the env cannot
         serve."""
@@ -73,7 +69,7 @@ class GymSimulator(SteppedSimulator):
         super().__init__(config)
 
     def _task_names(self) -> Sequence[str]:
-        return self.config.task_names
+        return self.config.tasks or [self.config.id.rpartition(":")[2].rpartition("/")[2]]
 
     def _make(self, task: str, seed: int) -> Any:
         config = self.config

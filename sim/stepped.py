@@ -172,11 +172,12 @@ class SteppedSimulator:
         """An env of ``task`` and what it first shows, once it and another one that is made anew
         are known to start alike with one seed. Raises `ConfigError`."""
         first, other = self._make(task, 0), self._make(task, 0)
-        shown, again, anew = (self._arrays(self._reset(env, 0)) for env in (first, first, other))
-        if self.made_anew:
-            again = anew
+        shown, again = self._arrays(self._reset(first, 0)), {}
+        if not self.made_anew:
+            again["reset twice"] = self._arrays(self._reset(first, 0))
+        again["made anew"] = self._arrays(self._reset(other, 0))
         other.close()
-        for how, seen in (("reset twice", again), ("made anew", anew)):
+        for how, seen in again.items():
             for key, x in shown.items():
                 if not np.array_equal(x, seen[key], equal_nan=x.dtype.kind == "f"):
                     raise ConfigError(

@@ -78,6 +78,13 @@ class Forgetful(Dot):
         return self._seen(), {}
 
 
+class Restless(Forgetful):
+    """Heeds no seed."""
+
+    def __init__(self, render_mode=None, seed=0):
+        super().__init__(render_mode, seed=None)
+
+
 class Drawn(Dot):
     """Forgets the seed of its reset, and draws from its own generator all the same; its goal is
     drawn by its maker."""
@@ -106,6 +113,7 @@ class Unbounded(Dot):
 
 gymnasium.register("dot/Dot-v0", entry_point=Dot, max_episode_steps=20)
 gymnasium.register("dot/Forgetful-v0", entry_point=Forgetful, max_episode_steps=20)
+gymnasium.register("dot/Restless-v0", entry_point=Restless, max_episode_steps=20)
 gymnasium.register("dot/Drawn-v0", entry_point=Drawn, max_episode_steps=20)
 gymnasium.register("dot/Endless-v0", entry_point=Dot)
 gymnasium.register("dot/Discrete-v0", entry_point=Discrete, max_episode_steps=20)

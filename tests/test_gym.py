@@ -220,6 +220,10 @@ def test_tasks_by_an_option_each_with_its_words() -> None:
             r"starts elsewhere when it is reset twice .*env\.seed_option",
         ),
         (
+            {"id": "gym_dot:dot/Restless-v0", "seed_option": "seed"},
+            r"starts elsewhere when it is made anew with one seed",
+        ),
+        (
             {"options": {"goal": "left"}},
             r"failed in make \(KeyError.*env\.options=\{'goal': 'left'\}",
         ),
