@@ -61,3 +61,8 @@ def instruction(task: TaskSpec, episode: EpisodeSpec) -> str:
 def lasting(tasks: Iterable[TaskSpec], horizon: int) -> tuple[TaskSpec, ...]:
     """The tasks with ``horizon`` control steps each; 0 keeps their own."""
     return tuple(dataclasses.replace(task, horizon=horizon or task.horizon) for task in tasks)
+
+
+def time_limit(horizon: int) -> str:
+    """What `lasting` makes of ``horizon``, for reports."""
+    return f"at most {horizon} control steps" if horizon else "each task's own time limit"

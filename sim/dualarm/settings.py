@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.dualarm.tasks import TASKS
+from sim.slots import time_limit
 from sim.vulkan import ensure_driver, require_sapien
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError
@@ -60,9 +61,5 @@ class DualArmConfig(Bounded, place="env"):
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
         seen = f"{self.look} look at {self.camera_width or self.camera_size}x{self.camera_size} px"
-        limit = (
-            f"at most {self.horizon} control steps"
-            if self.horizon
-            else "each task's own time limit"
-        )
+        limit = time_limit(self.horizon)
         return f"{seen if self.pictured else 'state, no pictures'}, {self.control} control, {limit}"

@@ -19,7 +19,7 @@ CLEAR = 0.006  # between the fixed jaw and the cube before the jaws close
 ABOVE = 0.045  # of the hand over the cube before it comes down
 OVER = 0.045  # of the closed jaws' tip over where they push
 BEHIND = 0.034  # of the closed jaws behind the cube's middle that they push
-_DAMPING, _LARGEST, _NEAR = 0.003, 0.4, 1e-4
+_ITERATIONS, _DAMPING, _LARGEST, _NEAR = 12, 0.003, 0.4, 1e-4
 _TURN = 0.04  # m for each rad: what a wrong orientation weighs
 _KP = 17.8  # N m/rad of a servo: what it gives way by under the arm's weight is added
 
@@ -31,9 +31,7 @@ class Kinematics:
     def __init__(self, world: World):
         self._world, self._data = world, mujoco.MjData(world.scene.model)
 
-    def solve(
-        self, place: np.ndarray, opening: np.ndarray, beyond: float, iterations: int = 12
-    ) -> np.ndarray:
+    def solve(self, place: np.ndarray, opening: np.ndarray, beyond: float) -> np.ndarray:
         """Angles (rad) [6] from where the joints are, with the hand pointing down, its jaws opening
         along ``opening`` [3], and what is ``beyond`` (m) its frame towards the moving jaw at
         ``place`` [3]. The closest that the iterations came."""
@@ -42,7 +40,7 @@ class Kinematics:
         down = np.array([0.0, 0.0, -1.0])
         wanted = np.stack([down, np.cross(opening, down), opening], axis=1)
         jacobian = np.zeros((6, model.nv))
-        for _ in range(iterations):
+        for _ in range(_ITERATIONS):
             data.qpos[joints.position_at] = angles
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.gl import ensure_backend
-from sim.slots import checked_actions, instruction, lasting, running, task_named
+from sim.slots import checked_actions, instruction, lasting, running, task_named, time_limit
 from sim.so101.joints import CONTROL_HZ, HIGH, LOW, embodiment
 from sim.so101.tasks import PRIVILEGED_DIM, TASKS, Task, place_cube
 from vla_rl.bounds import Bounded, bound, several
@@ -59,11 +59,7 @@ class SO101Config(Bounded, place="env"):
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = (
-            f"at most {self.horizon} control steps"
-            if self.horizon
-            else "each task's own time limit"
-        )
+        limit = time_limit(self.horizon)
         return f"{self.camera_size} px, joints up to {self.joint_speed:g} deg/s, {limit}"
 
 

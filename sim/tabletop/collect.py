@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from sim.recording import record_demonstration
-from sim.tabletop.demonstrator import Demonstrator
 from sim.tabletop.simulator import TabletopSimulator
 from vla_rl.specs import EpisodeSpec
 
@@ -25,7 +24,6 @@ def collect_episode(
     speed: float = 1.0,
     rng: np.random.Generator | None = None,
     slot: int = 0,
-    demonstrator: Demonstrator | None = None,
 ) -> dict[str, Any]:
     """Run one episode with a scripted expert; every camera is rendered at every control step.
 
@@ -37,7 +35,7 @@ def collect_episode(
     ``success``, ``task_id``, ``init_state_id``.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
-    expert = simulator.demonstrator(episode.task_id) if demonstrator is None else demonstrator
+    expert = simulator.demonstrator(episode.task_id)
     half_range = np.array(simulator.embodiment.action_high)
     spread = noise_std * half_range
     spread[-1] = 0.0

@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.failures import FailureTracker
 from sim.gl import ensure_backend, free_context, make_context
-from sim.slots import checked_actions, instruction, lasting, running, task_named
+from sim.slots import checked_actions, instruction, lasting, running, task_named, time_limit
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
@@ -73,11 +73,7 @@ class TabletopConfig(Bounded, place="env"):
 
     def describe(self) -> str:
         """What a figure measured here depends on besides the policy, in a line for reports."""
-        limit = (
-            f"at most {self.horizon} control steps"
-            if self.horizon
-            else "each task's own time limit"
-        )
+        limit = time_limit(self.horizon)
         return f"{self.look} look at {self.camera_size} px, {self.controller} control, {limit}"
 
 
