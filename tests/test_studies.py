@@ -160,6 +160,15 @@ def test_of_fifty_official_states_the_test_set_has_the_last():
         EvaluateConfig(episodes_per_task=26, test_episodes=25).test_states(libero)
 
 
+def test_a_layout_of_libero_plus_has_no_second_state_for_a_test_set():
+    from sim.libero.settings import LiberoConfig
+
+    half = EvaluateConfig(episodes_per_task=25, test_episodes=25)
+    assert half.test_states(LiberoConfig(suite="libero_plus_goal_camera")) == range(25, 50)
+    with pytest.raises(ConfigError, match="there are 1 of each task"):
+        half.test_states(LiberoConfig(suite="libero_plus_goal_layout"))
+
+
 # -------------------------------------------------------------------------------------------- plans
 def test_a_plan_is_frozen_once(tmp_path):
     found = study.read(plan(tmp_path))

@@ -60,6 +60,11 @@ class Variant:
     said: bool = False
 
 
+def has_one_state(suite: str) -> bool:
+    """Whether each task of ``suite`` has one initial state: layouts have."""
+    return suite in SUITES and SUITES[suite][1] == "layout"
+
+
 def root() -> Path:
     """The folder of its task files and initial states. Raises `MissingDependency` without them."""
     place = _PLACE.expanduser() / _INSIDE

@@ -104,7 +104,9 @@ class LiberoConfig(Bounded, place="env"):
 
     def state_count(self, split: str) -> int | None:
         """How many initial states ``split`` has of each task (None: no end)."""
-        return OFFICIAL_STATES if self.is_official(split) else None
+        if not self.is_official(split):
+            return None
+        return 1 if not self.files and plus.has_one_state(self.suite) else OFFICIAL_STATES
 
     def initial_states(self, split: str) -> str:
         """Which initial states episodes of ``split`` start from, for reports."""
