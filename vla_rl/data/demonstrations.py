@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,11 +93,12 @@ class DemonstrationDataset:
         for e in episodes:
             self._end[e.start : e.start + e.length] = e.start + e.length
             self._age[e.start : e.start + e.length] = torch.arange(e.length)
-        self._count_statistics()
 
-    def _count_statistics(self) -> None:
+    @functools.cached_property
+    def statistics(self) -> dict[str, dict[str, np.ndarray]]:
+        """Of state and action, counted where somebody asks."""
         mass = self._mass()
-        self.statistics = {
+        return {
             key: _statistics(values, mass)
             for key, values in ((STATE_KEY, self.proprio), (ACTION_KEY, self.actions))
         }
@@ -104,8 +106,6 @@ class DemonstrationDataset:
     def from_sources(self, names: Sequence[str], weights: Sequence[float]) -> DemonstrationDataset:
         """This, whose episodes are of several datasets, and as often drawn."""
         self.sources, self.weights = tuple(names), tuple(weights)
-        if weights:
-            self._count_statistics()
         return self
 
     def _source_of(self) -> Tensor:
