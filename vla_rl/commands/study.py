@@ -68,19 +68,26 @@ def _result(action: argparse.ArgumentParser) -> None:
     )
 
 
-def _frozen(arguments: argparse.Namespace) -> tuple[Any, Path]:
+def _plan(arguments: argparse.Namespace) -> tuple[Any, Path]:
     from vla_rl.run import study
 
     plan = study.read(arguments.file)
-    folder = (arguments.output_dir / plan.name).absolute()
+    return plan, (arguments.output_dir / plan.name).absolute()
+
+
+def _frozen(arguments: argparse.Namespace) -> tuple[Any, Path]:
+    from vla_rl.run import study
+
+    plan, folder = _plan(arguments)
     return study.freeze(plan, folder), folder
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
     from vla_rl.run import study
 
-    print(study.described(study.read(arguments.file)))
-    frozen, folder = _frozen(arguments)
+    plan, folder = _plan(arguments)
+    print(study.described(plan))
+    frozen = study.freeze(plan, folder)
     seeds = ", ".join(map(str, frozen["seeds"]))
     print(f"frozen as {folder / study.FROZEN} (sha256 {frozen['sha256'][:12]}), seeds {seeds}")
 

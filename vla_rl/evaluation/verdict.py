@@ -65,16 +65,16 @@ def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.take(ordered, range(n // 4, n - n // 4), axis).mean(axis)
 
 
-def resampled(scores: np.ndarray, seed: int = 0) -> np.ndarray:
+def resampled(scores: np.ndarray) -> np.ndarray:
     """Stratified bootstrap: [RESAMPLES n m] of ``scores`` [n m], the n runs of each of the m tasks
     drawn anew with replacement, apart from the other tasks'."""
-    rows = np.random.default_rng(seed).integers(0, len(scores), (RESAMPLES, *scores.shape))
+    rows = np.random.default_rng(0).integers(0, len(scores), (RESAMPLES, *scores.shape))
     return np.take_along_axis(scores[None], rows, 1)
 
 
-def middle(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of resampled ``values``."""
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+def middle(values: np.ndarray) -> tuple[float, float]:
+    """Percentile interval (95 %) of resampled ``values``."""
+    low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -95,25 +95,32 @@ def improvement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     return float(wins.mean()), *middle(total / wins.shape[2])
 
 
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     """Percentile interval of the mean over resampled seeds; the same for the same values."""
-    array = np.asarray(values, dtype=float)
-    rows = np.random.default_rng(seed).integers(0, len(array), (RESAMPLES, len(array)))
-    return middle(array[rows].mean(1), confidence)
+    return middle(resampled(np.array(values, dtype=float)[:, None]).mean((1, 2)))
 
 
-def sign_test(differences: Sequence[float], seed: int = 0) -> float:
+def sign_test(differences: Sequence[float]) -> float:
     """Two-sided p-value that the mean difference is 0: the share of all ways of giving them signs
     whose mean is as far from 0 (of more than 16 differences: of 100,000 drawn ways)."""
-    array = np.asarray(differences, dtype=float)
-    n = len(array)
+    n = len(differences)
     if n <= _EXACT:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=n)))
+        signs = _every_sign(n)
     else:
-        signs = np.random.default_rng(seed).choice((-1.0, 1.0), (100_000, n))
-    return float((np.abs(signs @ array) >= abs(array.sum()) - _EPSILON).mean())
+        signs = np.random.default_rng(0).choice((-1.0, 1.0), (100_000, n))
+    return float(_by_signs(np.array([differences], dtype=float), signs)[0])
+
+
+def _every_sign(n: int) -> np.ndarray:
+    """[2^n n]: every way of giving n numbers signs."""
+    return np.array(list(itertools.product((-1.0, 1.0), repeat=n)))
+
+
+def _by_signs(differences: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """[k]: the share of ``signs`` [s n] with which the sum of each of ``differences`` [k n] is as
+    far from 0 as it is."""
+    sums = np.abs(differences.sum(1, keepdims=True))
+    return (np.abs(differences @ signs.T) >= sums - _EPSILON).mean(1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -231,9 +238,7 @@ def power(difference: float, spread: float, seeds: int, pairs: int = 1) -> float
         error = drawn.std(1, ddof=1) / math.sqrt(seeds)
         found = np.abs(drawn.mean(1)) > student_quantile(seeds - 1, 1 - 0.05 / pairs) * error
     else:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=seeds)))
-        sums = np.abs(drawn @ signs.T)
-        found = (sums >= np.abs(drawn.sum(1, keepdims=True)) - _EPSILON).mean(1) <= 0.05 / pairs
+        found = _by_signs(drawn, _every_sign(seeds)) <= 0.05 / pairs
     return float(found.mean())
 
 
