@@ -45,7 +45,9 @@ def check_demonstrations(config: RunConfig, has_data: bool) -> None:
         )
     for dataset in config.datasets:
         info = Path(dataset) / "meta" / "info.json"
-        features = files.read_json(info, _AGAIN).get("features") if info.is_file() else {"sent": {}}
+        if not info.is_file():
+            continue
+        features = files.read_json(info, _AGAIN).get("features")
         if not isinstance(features, Mapping) or "sent" not in features:
             raise ConfigError(
                 f"{asks}: {dataset} does not hold what was sent to the robot (the column "

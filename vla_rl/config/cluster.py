@@ -43,10 +43,6 @@ class LocalConfig:
     def ahead(self) -> int:
         return 0
 
-    @property
-    def has_ranks(self) -> bool:
-        return False
-
 
 @dataclass
 class RayConfig(Bounded, place="cluster"):

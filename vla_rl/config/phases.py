@@ -175,10 +175,7 @@ USUAL_PHASES = tuple(row.name for row in _ROWS if row.usual)
 
 def with_followers(name: str) -> set[str]:
     """The phase and those that take the policy it trained: they are open again when it is."""
-    return {
-        name,
-        *(row.name for row in _ROWS if row.needs == name or (row.last and row.name != name)),
-    }
+    return {name, *(row.name for row in _ROWS if row.needs == name or row.last)}
 
 
 def evaluations() -> dict[str, str]:

@@ -77,10 +77,10 @@ class RecordingConfig(Bounded, place="env"):
 def as_datasets(told: Any, place: Callable[[str], str]) -> Any:
     """What ``dataset`` may be: one name, a list of names, or {name: weight}, each where ``place``
     puts it; a list or mapping of one is that one. Raises `ConfigError`."""
-    several = told if isinstance(told, list | dict) else [told]
-    if not several:
+    names = told if isinstance(told, list | dict) else [told]
+    if not names:
         raise ConfigError(f"dataset={told} names none: give a folder, or leave it out")
-    for name in several:
+    for name in names:
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise ConfigError(f"dataset has {name!r}, which is no name: give folders, or user/name")
     if isinstance(told, dict):
@@ -92,7 +92,7 @@ def as_datasets(told: Any, place: Callable[[str], str]) -> Any:
                     f"dataset.{name}={weight:g} is out of range: a weight is above 0 and finite; "
                     "leave out what is not to be drawn from"
                 )
-    places = [place(str(name)) for name in several]
+    places = [place(str(name)) for name in names]
     if len(places) == 1:
         return places[0]
     if "" in (name.strip() for name in places):

@@ -340,19 +340,23 @@ def declared(path: Path) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     return {
         key: {_STATS: (low, high)}
         for key, (low, high) in _extremes(path).items()
-        if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all()
+        if _are_ends(low, high)
     }
 
 
 def bad_statistics(path: Path, widths: Mapping[str, int]) -> list[str]:
     """Which smallest and largest numbers in ``meta/stats.json`` are none, or not one for each of
     the ``widths`` {key: numbers} of the data."""
-    known, told = declared(path), _extremes(path)
+    told = _extremes(path)
     return [
         f"min and max of {key} are no two vectors of {width} finite numbers"
         for key, width in widths.items()
-        if key in told and [len(x) for x in known.get(key, {}).get(_STATS, ())] != [width] * 2
+        if key in told and not (_are_ends(*told[key]) and len(told[key][0]) == width)
     ]
+
+
+def _are_ends(low: np.ndarray, high: np.ndarray) -> bool:
+    return low.shape == high.shape and bool(np.isfinite([low, high]).all())
 
 
 def _extremes(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

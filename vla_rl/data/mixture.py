@@ -82,6 +82,7 @@ class Mixture:
             for i, part in enumerate(self.parts)
             if len(self.parts) == 1 or {task.task_id for task in part.tasks} & set(tasks)
         ]
+        names = self.names
         for part in (self.parts[i] for i in those or [0]):
             share = len(part.rows.places) / total
             own = disk and dataclasses.replace(disk, ram_bytes=math.ceil(disk.ram_bytes * share))
@@ -89,7 +90,7 @@ class Mixture:
         if len(found) == 1:
             return found[0]
         weights = [self.weights[i] for i in those] if self.weights else ()
-        return joined(found, [self.names[i] for i in those], weights)
+        return joined(found, [names[i] for i in those], weights)
 
     def said(self) -> str:
         """Which robot it is, in a line, and how that is known; of several, a line each of how often
@@ -189,7 +190,7 @@ def _require_alike(first: Recording, other: Recording, config: RecordingConfig) 
     }
     words = {"action_names": "action", "proprio_names": "state", "control_hz": "rate (Hz)"}
     for key, remedy in remedies.items():
-        if key.startswith("action_") and key[7:] in ("low", "high") and first.margin is not None:
+        if key in ("action_low", "action_high") and first.margin is not None:
             continue  # (they become those of all)
         one, two = _comparable(mine, key), _comparable(its, key)
         if one != two:

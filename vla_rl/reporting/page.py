@@ -236,19 +236,16 @@ def _success(run: RunData) -> str:
 
 def _tests(run: RunData) -> str:
     """The last and the best policy on states that chose nothing."""
-    rows = [(words.tested(name), summarise(result.outcomes)) for name, result in run.tests.items()]
-    cells = [
-        (
-            "",
-            (
-                escape(label),
-                f"{s['successes']} of {s['episodes']}",
-                percent(s["rate"]),
-                f"{percent(s['low'])} to {percent(s['high'])}",
-            ),
+    cells = []
+    for name, result in run.tests.items():
+        s = summarise(result.outcomes)
+        row = (
+            escape(words.tested(name)),
+            f"{s['successes']} of {s['episodes']}",
+            percent(s["rate"]),
+            f"{percent(s['low'])} to {percent(s['high'])}",
         )
-        for label, s in rows
-    ]
+        cells.append(("", row))
     lead = (
         "Held-out initial states that nothing was chosen by, met once, after training. The figures "
         "above are of those that <code>checkpoints/best</code> is chosen by."
