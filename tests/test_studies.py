@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -422,6 +423,17 @@ def test_a_file_without_one_component_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         study_added.component(tmp_path / name)
+
+
+def test_what_fails_beside_a_file_is_not_called_its_import(tmp_path):
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    with (
+        pytest.raises(ImportError, match="another one"),
+        study_added.importable(tmp_path / "mine.py") as module,
+    ):
+        assert module.x == 1
+        raise ImportError("another one")
+    assert "mine" not in sys.modules
 
 
 def test_what_a_file_has_is_found_by_its_methods(tmp_path):

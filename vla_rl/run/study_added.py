@@ -141,9 +141,11 @@ def importable(file: Path) -> Iterator[ModuleType]:
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
-        yield importlib.import_module(name)
-    except (SyntaxError, ImportError) as error:
-        raise ConfigError(f"{file} cannot be imported: {error}") from error
+        try:
+            module = importlib.import_module(name)
+        except (SyntaxError, ImportError) as error:
+            raise ConfigError(f"{file} cannot be imported: {error}") from error
+        yield module
     finally:
         sys.path.remove(folder)
         sys.modules.pop(name, None)
