@@ -24,7 +24,7 @@ from vla_rl.ranks import Ranks
 from vla_rl.types import EmbodimentSpec, Observation
 
 _AHEAD = 4  # batches that are decoded while one is learned from
-MOVES = 20_000  # chunks that statistics of moves are taken from
+_MOVES = 20_000  # chunks that statistics of moves are taken from
 DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small the share
 
 
@@ -171,12 +171,12 @@ class DemonstrationDataset:
         last = self._end[index][:, None] - 1
         return torch.minimum(steps, last), steps <= last
 
-    def moves(self, names: Sequence[str], rows: int = MOVES) -> dict[str, list[float]]:
+    def moves(self, names: Sequence[str]) -> dict[str, list[float]]:
         """As `action_stats`, where ``names`` count from the state as their chunk begins: over all
-        steps of at most ``rows`` chunks that lie evenly."""
+        steps of at most `_MOVES` chunks that lie evenly."""
         mine = [self.embodiment.action_names.index(name) for name in names]
         its = [self.embodiment.proprio_names.index(name) for name in names]
-        index = torch.linspace(0, len(self) - 1, min(rows, len(self))).round().long()
+        index = torch.linspace(0, len(self) - 1, min(_MOVES, len(self))).round().long()
         steps, valid = self._chunks(index)
         actions = self.actions[steps]
         actions[..., mine] -= self.proprio[index][:, None, its]
