@@ -103,8 +103,9 @@ def test_what_an_iteration_takes_of_the_object_store():
     )
 
 
-def test_a_run_that_has_no_policy_yet_is_tried_with_a_new_one_for_one_decision(tmp_path):
-    own = compose([*RAY, f"output_dir={tmp_path}"])
+@pytest.mark.parametrize("more", [[], ["phases=[random,rl]"]])
+def test_a_run_that_has_no_policy_yet_is_tried_with_a_new_one_for_one_decision(more, tmp_path):
+    own = compose([*RAY, f"output_dir={tmp_path}", *more])
     small = cluster.smallest(own, tmp_path / "check", 60.0)
     with contextlib.ExitStack() as stack:
         run = Run(small, None, Progress(), {}, stack)

@@ -23,9 +23,11 @@ from sim.gym import GymConfig, GymSimulator
 from sim.pool import ProcessPool
 from sim.stepped import collect_episode
 from vla_rl import build, cli
+from vla_rl.assembly.context import Run, start_checkpoint
 from vla_rl.checkpoint import load_policy
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.monitoring.progress import Progress
 from vla_rl.run.random_phase import statistics, unmoved_alike
 from vla_rl.specs import EpisodeSpec
 
@@ -371,6 +373,18 @@ def test_a_run_that_starts_from_nothing(tmp_path, monkeypatch) -> None:
     assert phases["random"]["episodes"] == 8 and phases["rl"]["episodes"] == 8
     start = load_policy(run / "checkpoints" / "random", build.policy_class)
     assert float(start.std.min()) > 0.2  # of a state that is uniform on [-1, 1] at first
+
+
+def test_random_weights_are_the_start_where_a_later_command_names_no_phase_that_makes_one(
+    tmp_path,
+) -> None:
+    config = compose(["run=gym", f"env.id={DOT}", "phases=[rl]", f"output_dir={tmp_path}"])
+    run = Run(config, None, Progress(), {})
+    weights = run.dir / "checkpoints" / "random"
+    weights.mkdir(parents=True)
+    assert start_checkpoint(run) == weights
+    (run.dir / "checkpoints" / "sft").mkdir()
+    assert start_checkpoint(run).name == "sft"
 
 
 def test_what_an_env_gave_is_what_is_paid() -> None:

@@ -131,22 +131,30 @@ def keep_best(run: Run, policy: Any, iteration: int, result: EvaluationResult) -
 
 def start_checkpoint(run: Run) -> Path:
     """Where evaluation and RL start: a checkpoint of this project, the result of SFT, random
-    weights, or, where neither is among the phases, the published checkpoint that the policy's own
-    config names (kept in this project's form for the run)."""
+    weights, or, where neither is among the phases or there, the published checkpoint that the
+    policy's own config names (kept in this project's form for the run)."""
     c = run.config
-    trained, published = run.dir / "checkpoints" / "sft", run.dir / "checkpoints" / "published"
     if c.checkpoint:
         return Path(c.checkpoint)
-    if "random" in c.phases:
-        return run.dir / "checkpoints" / "random"
-    if "sft" in c.phases or trained.exists() or not view(c.policy, PolicyOptions).checkpoint:
-        return trained
+    if (made := made_start(c)) is not None:
+        return made
+    if not view(c.policy, PolicyOptions).checkpoint:
+        return run.dir / "checkpoints" / "sft"
+    published = run.dir / "checkpoints" / "published"
     if not published.exists():
         policy = build.implementation("policy", c.policy_type).from_published(
             c.policy, run.env.embodiment
         )
         save_checkpoint(published, policy, keep_last_good=False)
     return published
+
+
+def made_start(config: RunConfig) -> Path | None:
+    """The start that the run's own phases make, or that they made before; None: neither."""
+    made = config.run_dir / "checkpoints"
+    asked = [name for name in ("random", "sft") if name in config.phases]
+    there = [name for name in ("sft", "random") if (made / name).exists()]
+    return made / (asked + there)[0] if asked or there else None
 
 
 def rl_start(run: Run) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from vla_rl import build
-from vla_rl.assembly.context import Run, start_checkpoint
+from vla_rl.assembly.context import Run, made_start, start_checkpoint
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.checks.cluster import check_room
@@ -201,11 +201,11 @@ def iteration_bytes(config: RunConfig, per_decision: float, horizon: int, weight
 def _begun(run: Run, own: RunConfig) -> str:
     """A checkpoint for the check to start from: the run's own start, or a new policy where it
     has none yet."""
-    trained = own.run_dir / "checkpoints" / "sft"
-    if own.checkpoint or trained.exists():
-        return str(Path(own.checkpoint or trained).absolute())
-    if "sft" not in own.phases:
+    made = Path(own.checkpoint) if own.checkpoint else made_start(own)
+    if made is None:
         return str(start_checkpoint(run).absolute())
+    if own.checkpoint or made.exists():
+        return str(made.absolute())
     embodiment: EmbodimentSpec = run.env.embodiment
     torch.manual_seed(own.seed)
     policy = build.implementation("policy", own.policy_type).from_statistics(
