@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from vla_rl import build
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.checks.options import check_run
-from vla_rl.cluster import group as groups
 from vla_rl.cluster import session, worker_context
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.collector import job_of, parallel_stats
@@ -431,7 +430,7 @@ def test_a_full_store_is_named():
         raise exceptions.OutOfDiskError("no room")
 
     with pytest.raises(UserError, match="object store is full"):
-        groups._stored(SimpleNamespace(put=put, exceptions=exceptions), b"x")
+        session.put(SimpleNamespace(put=put, exceptions=exceptions), b"x")
 
 
 def test_figures_of_lists_that_ran_at_once():

@@ -26,7 +26,7 @@ from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.payload import Payload, light_trajectories
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
-from vla_rl.cluster.session import log_tail
+from vla_rl.cluster.session import log_tail, put, store_full
 from vla_rl.cluster.worker_context import require_same_code
 from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_state
@@ -147,7 +147,7 @@ class RolloutGroup:
         whatever the number of actors."""
         started = time.perf_counter()
         data, checksum = packed_weights(version, weights, self._config.sent == "bfloat16")
-        reference = _stored(self._ray, data)
+        reference = put(self._ray, data)
         acted = 0.0 if self._servers is None else self._servers.publish(reference, checksum)
         with self._changed:
             self.tally.published(data.nbytes, time.perf_counter() - started, acted)
@@ -514,19 +514,3 @@ def _started(seats: Allocation, job: Job, number: int, servers: Servers | None =
     handle = make.remote(job, None if servers is None else servers.of(number))
     seats.sits("rollout", number, handle.hello.options(concurrency_group="orders").remote())
     return _Worker(number, handle, handle.open.options(concurrency_group="orders").remote())
-
-
-def _stored(ray: Any, data: Any) -> Any:
-    """A reference to ``data``. Raises `UserError` where the store has no room."""
-    try:
-        return ray.put(data)
-    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-        raise store_full(error) from error
-
-
-def store_full(error: BaseException) -> UserError:
-    return UserError(
-        f"Ray's object store is full, and so is the disk that it spills to ({first_line(error)}): "
-        "make room under RAY_TMPDIR (/tmp), raise cluster.object_store_mib, or have fewer episodes "
-        "under way (rl.episodes_per_iteration, cluster.max_staleness)"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,7 @@ class RankJob:
     timeout: float
 
 
-class RankActor:
+class RankActor(ABC):
     """Rank ``job.index``. Every rank must be called alike: inside, they wait for each other."""
 
     _policy: Any
@@ -44,7 +45,7 @@ class RankActor:
     def __init__(self, job: RankJob) -> None:
         self._job = job
 
-    def beat(self) -> None:
+    def beat(self) -> None:  # noqa: B027 - to return is all it does
         """A sign of life, from a thread of its own: it comes while an update goes on, and not from
         a process that stands still."""
 
@@ -96,6 +97,6 @@ class RankActor:
             seconds.append(time.perf_counter() - started)
         return min(seconds[1:])
 
+    @abstractmethod
     def _build(self, run: Run) -> None:
         """Make ``_policy`` and ``_learner`` from the run."""
-        raise NotImplementedError

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, TypeVar
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.cluster.allocation import Allocation
-from vla_rl.cluster.group import store_full
 from vla_rl.cluster.packing import packed
 from vla_rl.cluster.rank_actor import RankActor, RankJob
-from vla_rl.cluster.session import alive_nodes, log_tail
+from vla_rl.cluster.session import alive_nodes, log_tail, put
 from vla_rl.cluster.worker_context import WorkerContext, require_same_code
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.episode_queue import learned_weights
@@ -143,13 +142,7 @@ class RankGroup:
                 lost = again
 
     def _put(self, data: Any) -> Any:
-        try:
-            return self._ray.put(data)
-        except (
-            self._ray.exceptions.ObjectStoreFullError,
-            self._ray.exceptions.OutOfDiskError,
-        ) as error:
-            raise store_full(error) from error
+        return put(self._ray, data)
 
     def _all(self, method: str, *given: Any, limit: float = 0.0) -> list[Any]:
         """What every rank answers. Raises `RankLost` for one that died or hangs, and what a

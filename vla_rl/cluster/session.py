@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +145,39 @@ def _authenticate(config: RayConfig) -> None:
 
 def nodes_of(ray: Any) -> list[Amount]:
     """What the nodes of the cluster have in all, whoever has it."""
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Amount(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
+    return [amount(node) for node in alive(ray)]
+
+
+def amount(node: Mapping[str, Any]) -> Amount:
+    """What a node has, of which Ray tells so."""
+    has = node["Resources"]
+    return Amount(has.get("CPU", 0.0), has.get("GPU", 0.0))
 
 
 def alive_nodes(ray: Any) -> frozenset[str]:
     """The ids of the nodes that Ray believes to be there."""
-    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    return frozenset(node["NodeID"] for node in alive(ray))
+
+
+def alive(ray: Any) -> list[dict[str, Any]]:
+    """What Ray tells of the nodes that it believes to be there."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def put(ray: Any, data: Any) -> Any:
+    """A reference to ``data``. Raises `UserError` where the store has no room."""
+    try:
+        return ray.put(data)
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise store_full(error) from error
+
+
+def store_full(error: BaseException) -> UserError:
+    return UserError(
+        f"Ray's object store is full, and so is the disk that it spills to ({first_line(error)}): "
+        "make room under RAY_TMPDIR (/tmp), raise cluster.object_store_mib, or have fewer episodes "
+        "under way (rl.episodes_per_iteration, cluster.max_staleness)"
+    )
 
 
 def dashboard(ray: Any) -> str:

@@ -31,8 +31,7 @@ from vla_rl.checks.options import check_run
 from vla_rl.cluster import worker_context
 from vla_rl.cluster.collector import RayCollector
 from vla_rl.cluster.learner import GroupLearner
-from vla_rl.cluster.placement import Amount
-from vla_rl.cluster.session import nodes_of, ray_session, require_ray
+from vla_rl.cluster.session import alive, amount, ray_session, require_ray
 from vla_rl.config import RunConfig
 from vla_rl.config.cluster import MODES
 from vla_rl.doctor.machine import FAIL, MISSING, OK, Check
@@ -86,7 +85,7 @@ def checked_nodes(
     draw = sum(not isinstance(found, str) and not found["renderer"] for found in answers.values())
     dark = MISSING if 0 < drawing <= draw else FAIL
     for node in nodes:
-        has, found = node["Resources"], answers[node["NodeID"]]
+        found = answers[node["NodeID"]]
         name = f"node {node['NodeManagerHostname']}"
         if isinstance(found, str):
             yield Check(
@@ -96,7 +95,6 @@ def checked_nodes(
                 "install vla-rl there as here, and start Ray there again",
             )
             continue
-        room = Amount(has.get("CPU", 0.0), has.get("GPU", 0.0))
         made = {k: found["versions"].get(k, "none") for k in ("python", "torch", "ray", "vla-rl")}
         detail = ", ".join(f"{k} {v}" for k, v in made.items())
         try:
@@ -105,7 +103,7 @@ def checked_nodes(
             detail, _, fix = str(error).partition(". ")  # (what is wrong, and the remedy)
             yield Check(name, FAIL, detail, fix)
         else:
-            yield Check(name, OK, f"{detail}; {room}")
+            yield Check(name, OK, f"{detail}; {amount(node)}")
         if not found["shared"]:
             yield Check(
                 name,
@@ -115,7 +113,7 @@ def checked_nodes(
             )
         if found["renderer"]:
             yield Check(name, dark, found["renderer"], "vla-rl doctor, on that node")
-        store = int(has.get("object_store_memory", 0))
+        store = _store(node)
         if found["shm"] < store:
             yield Check(
                 name,
@@ -127,12 +125,19 @@ def checked_nodes(
             )
 
 
-def _asked(ray: Any, probe: Probe, seconds: float) -> dict[str, Any]:
+def _store(node: Mapping[str, Any]) -> int:
+    """The bytes of its object store."""
+    return int(node["Resources"].get("object_store_memory", 0))
+
+
+def _asked(
+    ray: Any, nodes: Sequence[Mapping[str, Any]], probe: Probe, seconds: float
+) -> dict[str, Any]:
     """Node id → its answer, or why it gave none within ``seconds``."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     calls = {}
-    for node in _alive(ray):
+    for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ask = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_answer)
         calls[node["NodeID"]] = ask.remote(probe)
@@ -149,10 +154,6 @@ def _asked(ray: Any, probe: Probe, seconds: float) -> dict[str, Any]:
 
 def _answer(probe: Probe) -> dict[str, Any]:
     return probe.answer()
-
-
-def _alive(ray: Any) -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
 
 
 # ------------------------------------------------------------------------------------- the smallest
@@ -260,7 +261,7 @@ class _Looked:
             except UserError as error:
                 yield self._failed("ray", error)
                 return
-            address, nodes = self._config.cluster.address, _alive(ray)
+            address, nodes = self._config.cluster.address, alive(ray)
             where = "started here" if address == "local" else f"joined at {address}"
             seconds = time.perf_counter() - started
             yield Check("ray", OK, f"{where} in {seconds:.0f} s, {_nodes(len(nodes))}")
@@ -279,7 +280,7 @@ class _Looked:
         file.write_text(token)
         c = self._config
         probe = Probe(worker_context.WorkerContext.of(c, 1), str(file), token)
-        answers = _asked(ray, probe, self._left)
+        answers = _asked(ray, nodes, probe, self._left)
         bad = 0
         for check in checked_nodes(nodes, answers, folder.parent, c.cluster.env_nodes):
             bad += check.status == FAIL
@@ -288,7 +289,7 @@ class _Looked:
             yield check
         if not bad:
             yield Check("folder", OK, f"seen by {_nodes(len(nodes))}: {folder.parent}")
-        if c.device.startswith("cuda") and not any(n.gpus for n in nodes_of(ray)):
+        if c.device.startswith("cuda") and not any(amount(node).gpus for node in nodes):
             self._broken = True
             fix = "start Ray with --num-gpus where it does not find them, or set device=cpu"
             yield Check("gpu", FAIL, f"device={c.device}, and no node has a GPU for Ray", fix)
@@ -328,7 +329,7 @@ class _Looked:
         weights = sum(x.numel() * x.element_size() for x in learned_weights(policy).values())
         horizon = max(task.horizon for task in run.train_tasks)
         need = iteration_bytes(c, per_decision, horizon, weights)
-        has = sum(int(n["Resources"].get("object_store_memory", 0)) for n in _alive(ray))
+        has = sum(map(_store, alive(ray)))
         detail = (
             f"an iteration takes up to {_size(need)} ({_size(per_decision)} a decision), and the "
             f"nodes keep {_size(has)}"

@@ -145,8 +145,8 @@ class ActorPolicy(Policy):
         """Physical actions → half-ranges."""
         raise NotImplementedError
 
-    # --------- candidates: it chooses among actions which the policy beneath proposed, and trains
-    # that The frame that holds them [b n d], and what the algorithm sets: (encoded [b f], actions
+    # ------- candidates: it chooses among what the policy beneath proposed, which it trains besides
+    # The frame that holds them [b n d], and what the algorithm sets: (encoded [b f], actions
     # [b n d]) → values [b n], differentiable in the actions.
     candidates: str
     judge: Callable[[Tensor, Tensor], Tensor] | None
