@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -294,10 +294,10 @@ class LeRobotPolicy(nn.Module, Policy):
             **self.head.told(batch),
         }
 
-    def first_look(self, observation: Observation) -> None:
+    def first_look(self, shown: Callable[[], Observation]) -> None:
         """See `vla_rl.interfaces.Policy`."""
         if not self.config.checkpoint and isinstance(self.head, CentringHead):
-            self.head.centre(self._batch(observation))
+            self.head.centre(self._batch(shown()))
 
     def imitation_loss(
         self, observation: Observation, actions: Tensor, valid: Tensor

@@ -39,7 +39,7 @@ def new_policy(run: Run, dataset: DemonstrationDataset) -> Any:
 
 
 def _looked(policy: Any, dataset: DemonstrationDataset) -> Any:
-    Policy.of(policy).first_look(dataset.evenly(ROWS)[0])
+    Policy.of(policy).first_look(lambda: dataset.evenly(ROWS)[0])
     return policy.train()
 
 

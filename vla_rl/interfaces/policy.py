@@ -115,9 +115,10 @@ class Policy(Offering):
         """
         raise NotImplementedError
 
-    def first_look(self, observation: Observation) -> None:
-        """Called once, before SFT's first update, with demonstrations [b] that it will be shown:
-        what a new policy may set its weights by. A resumed run loads its own over them."""
+    def first_look(self, shown: Callable[[], Observation]) -> None:
+        """Called once, before SFT's first update; ``shown`` reads demonstrations [b] that it will
+        be shown: what a new policy may set its weights by. A resumed run loads its own over
+        them."""
 
     @default
     def imitates_itself(self) -> bool:
