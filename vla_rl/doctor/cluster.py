@@ -31,6 +31,7 @@ from vla_rl.checks.options import check_run
 from vla_rl.cluster import worker_context
 from vla_rl.cluster.collector import RayCollector
 from vla_rl.cluster.learner import GroupLearner
+from vla_rl.cluster.placement import ROLES
 from vla_rl.cluster.session import alive, amount, ray_session, require_ray
 from vla_rl.config import RunConfig
 from vla_rl.config.cluster import MODES
@@ -387,16 +388,10 @@ def _rolled_out(run: Run, collector: RayCollector, results: list[RolloutResult])
 def _seats(run: Run) -> str:
     """Who is where."""
     c = run.seats.config
-    counts = {
-        "rollout": c.rollouts,
-        "inference": c.inference,
-        "learner": c.learners,
-        "reward": c.reward_workers,
-    }
     parts = [
         f"{n} {role}{f' with {gpus:g} GPU each' if (gpus := run.seats.gpus(role)) else ''}"
-        for role, n in counts.items()
-        if n
+        for role, (_, option) in ROLES.items()
+        if (n := getattr(c, option))
     ]
     return f"{', '.join(parts)} (cluster.placement={c.placement})"
 
