@@ -4,7 +4,7 @@ chunk begins in, as openpi's ``DeltaActions`` has it (Physical Intelligence, ope
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ _BASE = "base."
 
 class RelativePolicy(nn.Module, Policy):
     """``base``, whose actions ``names`` count from the state of the same name as its chunk begins;
-    what it acts are the robot's own actions, within their bounds. It offers imitation alone.
+    what it acts are the robot's own actions, within their bounds. It offers imitation alone, on as
+    many ranks as the base does.
 
     Raises `ConfigError` for a base that goes on with an old chunk, or leaves weights elsewhere.
     """
@@ -37,6 +38,7 @@ class RelativePolicy(nn.Module, Policy):
                 "leaves frozen weights to another folder: use env.actions=absolute"
             )
         self.base: Any = base
+        self.can = frozenset({"imitation"}) | (base.can & {"ranks"})
         self.embodiment, self.names = embodiment, tuple(names)
         self.chunk_length = base.chunk_length
         self._mine = [embodiment.action_names.index(name) for name in names]
@@ -85,6 +87,16 @@ class RelativePolicy(nn.Module, Policy):
         """See `vla_rl.interfaces.Policy`."""
         spread: float | None = self.base.image_token_spread(observation)
         return spread
+
+    # -------------------------------------------------------------------------------- several ranks
+    def blocks(self) -> Iterable[nn.Module]:
+        """See `vla_rl.interfaces.Policy`."""
+        blocks: Iterable[nn.Module] = self.base.blocks()
+        return blocks
+
+    def learn_together(self, index: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """See `vla_rl.interfaces.Policy`: the base's statistics and noise."""
+        self.base.learn_together(index, size, total)
 
     # ----------------------------------------------------------------------------------- checkpoint
     def completed(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from test_nano_vla import SPEC
 from test_ranks import NO_EFFECT, UPDATES, assert_equal_metrics, assert_equal_weights, make
 from torch import Tensor
 
+from policies.relative import RelativePolicy
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.cluster.imitation import GroupImitation
 from vla_rl.cluster.packing import packed, unpacked
@@ -100,9 +101,15 @@ def updates(ranks: Ranks, policy: Any) -> dict[str, Any]:
     return {"metrics": metrics, "weights": policy.state_dict(), "read": dataset.read}
 
 
-def test_two_ranks_make_the_updates_of_one_and_each_reads_its_own_rows(tmp_path):
+@pytest.mark.parametrize("around", [False, True], ids=["alone", "in_another"])
+def test_two_ranks_make_the_updates_of_one_and_each_reads_its_own_rows(tmp_path, around):
+    """So do they where the policy stands in another (``env.actions=delta``): what it standardises
+    by is of all rows there too."""
     store, found = dist.FileStore(str(tmp_path / "store"), 2), {}
     policies = [make() for _ in range(3)]  # (whose seed is the process's)
+    if around:
+        policies = [RelativePolicy(policy, SPEC, ()) for policy in policies]
+    loose = tuple(f"base.{name}" for name in NO_EFFECT) if around else NO_EFFECT
 
     def rank(index: int) -> None:
         gloo = dist.ProcessGroupGloo(store, index, 2)
@@ -117,7 +124,7 @@ def test_two_ranks_make_the_updates_of_one_and_each_reads_its_own_rows(tmp_path)
     assert found[0]["metrics"] == found[1]["metrics"]  # bit for bit
     assert_equal_metrics(found[0]["metrics"], alone["metrics"])
     for side in found.values():
-        assert_equal_weights(side["weights"], alone["weights"], NO_EFFECT)
+        assert_equal_weights(side["weights"], alone["weights"], loose)
     assert [*map(len, alone["read"])] == [BATCH] * UPDATES
     for one, other, whole in zip(found[0]["read"], found[1]["read"], alone["read"], strict=True):
         assert len(one) == len(other) == 4 and [*one, *other] == [*whole, whole[-1]]

@@ -175,6 +175,21 @@ def test_sft_in_moves_acts_goals(tmp_path, policy, capsys):
     assert "env.actions=delta is SFT's, and phases has RL" in capsys.readouterr().err
 
 
+def test_it_learns_on_as_many_ranks_as_the_policy_beneath():
+    class Spread(Moves):
+        def blocks(self):
+            return ["a block"]
+
+        def learn_together(self, index, size, total):
+            self.place = index, size, total
+
+    base = Spread()
+    policy = Policy.of(RelativePolicy(base, SPEC, JOINTS))
+    assert policy.can == {"imitation", "ranks"} and list(policy.blocks()) == ["a block"]
+    policy.learn_together(1, 2, torch.neg)
+    assert base.place == (1, 2, torch.neg)
+
+
 def test_a_policy_that_remembers_is_refused():
     class Remembers(Moves):
         def initial_memory(self):
