@@ -30,8 +30,12 @@ class Asking:
         """Seconds since it was asked for; endless where it was not."""
         return now - self.at.get(name, -math.inf)
 
-    def may(self, name: str, now: float) -> bool:
-        if self.since(name, now) < AGAIN_S:
+    def forget(self, name: str) -> None:
+        """It may be asked for at once."""
+        self.at.pop(name, None)
+
+    def may(self, name: str, now: float, again_s: float = AGAIN_S) -> bool:
+        if self.since(name, now) < again_s:
             return False
         self.at[name] = now
         return True

@@ -211,7 +211,7 @@ class Conductor:
             self._prepared = self._asked_reset = False
             self._verdict.begin()
             self._shows = self.starts is not None and self.starts.is_shown(task)
-            self._asking.at.pop("label", None)
+            self._asking.forget("label")
         elif n.name in ("end_episode", "discard") and (ended := self._current) is not None:
             ended.discarded, ended.seconds = n.name == "discard", n.stamp - ended.begun
             ended.reason = ended.reason or n.value
@@ -277,16 +277,16 @@ class Conductor:
             free = state.holder in ("", LEADER)
             if state.mode == Mode.READY.value and free and not self._asking.token:
                 return self._asking.lead("task", now)
-            rounds.told, self._asking.at["note"] = True, -math.inf
+            rounds.told = True
+            self._asking.forget("note")
             self.notes.append(f"{CALL}: {rounds.wanted}; take control, help, and give control up")
             if self._asking.token:
                 return (
                     self._asking.event(LEADER, "task", now, rounds.forward.text)
                     + self._asking.let_go()
                 )
-        if self._asking.since("note", now) < REMIND_S:
+        if not self._asking.may("note", now, REMIND_S):
             return self._asking.let_go()
-        self._asking.at["note"] = now
         return (
             self._asking.event(LEADER, "note", now, f"{CALL}: {rounds.wanted}")
             + self._asking.let_go()
@@ -314,7 +314,8 @@ class Conductor:
                 task, how = self.rounds.next, STAY if self.rounds.begun else ""
             elif self.starts is not None:
                 task = self.starts.next
-            self._asked_reset, self._asking.at["reset"] = True, -math.inf
+            self._asked_reset = True
+            self._asking.forget("reset")
             said = self._asking.event(LEADER, "task", now, task.text)
             return said + self._asking.lead("reset", now, how)
         if not self.plan.policy:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from policies.actors.pictures import PictureTrunk
 from policies.actors.settings import PICTURES, ActorConfig
 from policies.actors.token import TokenBranch
-from policies.trunk.noise import counter_normals
+from policies.trunk.noise import counter_normals, row_seeds
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import ActorPolicy, Policy
 from vla_rl.types import (
@@ -199,8 +199,8 @@ class Actor(nn.Module, ActorPolicy):
 
     def normals(self, rows: int, seeds: Sequence[int] | None) -> Tensor:
         """Standard normal [rows l], of ``seeds`` alone where there are any."""
-        seeds = torch.randint(2**62, (rows,)).tolist() if seeds is None else seeds
-        return counter_normals([seed ^ self.stream for seed in seeds], self.latent_dim)
+        mine = [seed ^ self.stream for seed in row_seeds(seeds, rows)]
+        return counter_normals(mine, self.latent_dim)
 
     def to_unit(self, actions: Tensor) -> Tensor:
         """Physical actions → half-ranges, [−1, 1]."""

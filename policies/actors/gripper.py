@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policies.actors.base import FrozenBaseActor, network
 from policies.actors.settings import GripperConfig
-from policies.trunk.noise import counter_uniforms
+from policies.trunk.noise import counter_uniforms, row_seeds
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation, PolicyOutput
 
@@ -183,10 +183,8 @@ class GripperActor(FrozenBaseActor):
             choice = torch.full_like(choice, KEEP)
         if deterministic or not self.config.gripper_noise:
             return choice
-        seeds = torch.randint(2**62, (len(choice),)).tolist() if seeds is None else seeds
-        drawn = torch.from_numpy(counter_uniforms([seed ^ _STREAM for seed in seeds], 2)).to(
-            self.low.device
-        )
+        mine = [seed ^ _STREAM for seed in row_seeds(seeds, len(choice))]
+        drawn = torch.from_numpy(counter_uniforms(mine, 2)).to(self.low.device)
         other = (3.0 * drawn[:, 1]).long()
         other = torch.where(there.gather(1, other[:, None])[:, 0], other, KEEP)
         return torch.where(drawn[:, 0] < self.config.gripper_noise, other, choice)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from policies.actors.own import OwnPolicy
 from policies.actors.settings import ImprovedConfig
+from policies.trunk.noise import row_seeds
 from vla_rl.types import Observation, PolicyOutput, Trajectory
 
 # the frame that holds the proposals, half precision [b n h·a] in half-ranges
@@ -107,7 +108,7 @@ class ImprovedPolicy(OwnPolicy):
         """One chunk per row; sampled ones are chosen among proposals."""
         if deterministic or self.judge is None:
             return super().act(observation, deterministic=deterministic, seeds=seeds)
-        seeds = torch.randint(2**62, (len(observation),)).tolist() if seeds is None else seeds
+        seeds = row_seeds(seeds, len(observation))
         frames = {
             **self.base.frame_features(observation),
             CANDIDATES: self._proposals(observation, seeds),

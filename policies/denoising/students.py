@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from policies.denoising.base import DenoisingConfig
-from policies.denoising.consistency import ConsistencyConfig, ConsistencyVLA, Grid
+from policies.denoising.consistency import ConsistencyVLA, Grid
+from policies.denoising.settings import ConsistencyConfig, DenoisingConfig
 
 if TYPE_CHECKING:
     from policies.denoising.policy import DenoisingVLA

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from policies.denoising import chain as chains
 from policies.denoising.base import chunk_normals, drawn_steps
+from policies.inputs import require_known
 from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.fit import match_cameras, require_fit
@@ -56,7 +57,7 @@ from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
 from policies.lerobot.student import TeachingChain
 from policies.lerobot.weights import add_lora, is_tied, load_weights, save_weights, tie
 from policies.settings import LEARNED_NOISE, LeRobotConfig
-from policies.trunk.noise import counter_normals
+from policies.trunk.noise import counter_normals, row_seeds
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
@@ -115,8 +116,10 @@ class LeRobotPolicy(nn.Module, Policy):
         stored: Stored,
         *,
         fetch: bool = False,
+        weights: Path | None = None,
     ) -> LeRobotPolicy:
-        """The policy with random weights; ``fetch`` lets lerobot load the pretrained parts its
+        """The policy with those of ``weights``, a file of lerobot's, or random ones, and adapters
+        where ``config`` asks for them; ``fetch`` lets lerobot load the pretrained parts its
         settings name."""
         require_fit(config, embodiment, stored)
         model = build_policy(stored.settings, config.words, {"device": "cpu"} if fetch else OFFLINE)
@@ -125,7 +128,12 @@ class LeRobotPolicy(nn.Module, Policy):
             if FAMILIES[stored.family].head_class() is RegressionHead
             else LeRobotChainPolicy
         )
-        return kind(config, embodiment, stored, model)
+        policy = kind(config, embodiment, stored, model)
+        if weights is not None:
+            load_weights(policy.model, weights)
+        if config.lora_rank:
+            add_lora(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets)
+        return policy
 
     @classmethod
     def from_published(cls, config: LeRobotConfig, embodiment: EmbodimentSpec) -> LeRobotPolicy:
@@ -175,11 +183,8 @@ class LeRobotPolicy(nn.Module, Policy):
     def _load(
         cls, config: LeRobotConfig, embodiment: EmbodimentSpec, stored: Stored
     ) -> LeRobotPolicy:
-        policy = cls.from_stored(config, embodiment, stored)
-        load_weights(policy.model, Path(config.checkpoint) / WEIGHTS)
-        if config.lora_rank:
-            add_lora(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets)
-        return policy.eval()
+        weights = Path(config.checkpoint) / WEIGHTS
+        return cls.from_stored(config, embodiment, stored, weights=weights).eval()
 
     # --------------------------------------------------------------------------------------- inputs
     def _batch(
@@ -341,17 +346,9 @@ class LeRobotPolicy(nn.Module, Policy):
     ) -> LeRobotPolicy:
         """Inverse of `config_dict` (weights are loaded afterwards)."""
         require_lerobot()
-        unknown = sorted(set(data["config"]) - {f.name for f in dataclasses.fields(LeRobotConfig)})
-        if unknown:
-            raise ConfigError(
-                f"the checkpoint's policy config has unknown keys {unknown}: it needs "
-                "a newer vla_rl"
-            )
+        require_known(data["config"], LeRobotConfig)
         stored = Stored(dict(data["lerobot"]), dict(data["pipelines"]))
-        config = LeRobotConfig(**data["config"])
-        policy = cls.from_stored(config, embodiment, stored)
-        if config.lora_rank:
-            add_lora(policy.model, config.lora_rank, config.lora_alpha, config.lora_targets)
+        policy = cls.from_stored(LeRobotConfig(**data["config"]), embodiment, stored)
         for name, parameter in policy.model.named_parameters():
             parameter.data = parameter.data.to(getattr(torch, data["dtypes"].get(name, "float32")))
         if data.get("tied"):
@@ -550,10 +547,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         start: Tensor | None = None,
     ) -> Walk:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
-        if seeds is None:
-            seeds = [0] * b if deterministic else torch.randint(2**62, (b,)).tolist()
-        if len(seeds) != b:
-            raise ValueError(f"act got {len(seeds)} seeds for {b} observations")
+        seeds = row_seeds([0] * b if deterministic and seeds is None else seeds, b)
         draws, shared = (0, 0.0) if deterministic else (steps, self.config.noise_correlation)
         drawn = chunk_normals(seeds, draws, *shape, shared)
         first, noise = (x.to(self.device) for x in drawn)

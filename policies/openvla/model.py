@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # their import takes seconds: it waits for a model that is ma
 
 # ------------------------------------------------------------------------------------------- vision
 class _LayerScale(nn.Module):
-    """timm's _LayerScale under the parameter name of the checkpoints, which dodges transformers'
+    """timm's LayerScale under the parameter name of the checkpoints, which dodges transformers'
     renaming of gamma."""
 
     def __init__(self, width: int, value: float = 1e-5):

@@ -21,7 +21,7 @@ import numpy as np
 from real.lerobot_kinds import make
 from real.limits import Limits
 from real.robots.protocol import Capabilities, Measured, Reference, RobotLost
-from real.robots.servos import Servos
+from real.robots.servos import Servos, arms
 from real.robots.simulated import Picture
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.specs import CameraSpec, EmbodimentSpec
@@ -60,10 +60,10 @@ class LeRobotArm:
     ):
         self.device, self.clock = build(type, options or {}, plugins), clock
         self.name, self._id = f"lerobot_{type}", str((options or {}).get("id", ""))
-        self.names = tuple(self.device.action_features)
-        for part in self._parts().values():
+        self.names, self._parts = tuple(self.device.action_features), arms(self.device)
+        for part in self._parts.values():
             _keep_torque(part)
-        units, *bounds = _ends(self.name, self.names, self._parts(), low or {}, high or {})
+        units, *bounds = _ends(self.name, self.names, self._parts, low or {}, high or {})
         grippers = [name for name in self.names if "gripper" in name]
         self._gripper = self.names.index(grippers[0]) if grippers else -1
         tuples = {n: s for n, s in self.device.observation_features.items() if isinstance(s, tuple)}
@@ -86,25 +86,16 @@ class LeRobotArm:
         self.limits = dataclasses.replace(
             _fastest(speeds or {}), joint_low=bounds[0], joint_high=bounds[1]
         )
-        self._servos = Servos(self._parts())
+        self._servos = Servos(self._parts)
         self._last: Measured | None = None
         self._held: np.ndarray | None = None  # the pose of a hold that lasts
         self._images: dict[str, np.ndarray] = {}
         self._number = -1
         self._stopped = self._owes_stop = False
 
-    def _parts(self) -> dict[str, Any]:
-        """{what the names of its joints begin with: the arm}, of one that has motors, or of the
-        two that it is made of."""
-        whole = vars(self.device)
-        sides = {
-            f"{side}_": whole[f"{side}_arm"] for side in ("left", "right") if f"{side}_arm" in whole
-        }
-        return sides or {"": self.device}
-
     def connect(self) -> None:
         """Raises `ConfigError`; before any motor is written to where the arm is not calibrated."""
-        for part in self._parts().values():
+        for part in self._parts.values():
             part.configure = _Configure(part, part.configure, self._uncalibrated)
         self._open()
 
@@ -119,10 +110,10 @@ class LeRobotArm:
     def watch(self) -> None:
         """Open it to be read alone: nothing is written to its motors, which a hand may move. Raises
         `ConfigError` for one that is not calibrated, holds, or cannot be reached."""
-        for part in self._parts().values():
+        for part in self._parts.values():
             part.configure = lambda: None
         self._open()
-        for part in self._parts().values():
+        for part in self._parts.values():
             require_limp(part, self.name)
 
     def _open(self) -> None:

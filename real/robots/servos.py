@@ -74,13 +74,23 @@ class Servos:
                 bus.port_handler.openPort()
 
 
+def arms(device: Any) -> dict[str, Any]:
+    """{what the names of its joints begin with: the arm} of ``device``, one of lerobot's that has
+    motors, or of the two that it is made of."""
+    whole = vars(device)
+    sides = {
+        f"{side}_": whole[f"{side}_arm"] for side in ("left", "right") if f"{side}_arm" in whole
+    }
+    return sides or {"": device}
+
+
 def in_step(device: Any) -> None:
     """From now on each question to the motors of ``device``, an arm of lerobot or two, gets its own
     answer: what came before it was asked is dropped, and an answer of another length is a
     `ConnectionError`."""
-    for part in (device, *(vars(device).get(side) for side in ("left_arm", "right_arm"))):
-        bus: Any = vars(part).get("bus") if part is not None else None
+    for part in arms(device).values():
         with contextlib.suppress(*_BROKEN):  # another vendor's
+            bus: Any = vars(part).get("bus")
             _in_step(bus.port_handler, bus.packet_handler)
 
 

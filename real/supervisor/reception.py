@@ -132,9 +132,8 @@ class Reception:
             self.session.count(f"{message.kind}: {problem.partition(',')[0]}")
             self.session.refuse(client, message, problem)
         elif isinstance(message, Chunk):
-            self.session.say(
-                None, message
-            )  # for the record: what was predicted, beside what runs of it
+            # for the record: what was predicted, beside what runs of it
+            self.session.say(None, message)
 
     def _take_input(self, client: Any, known: Client, message: Input, now: float) -> None:
         if not self.session.leases.renewed(message.lease, now):
