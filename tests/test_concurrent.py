@@ -444,7 +444,7 @@ def test_the_toy_task_is_learned_as_it_is_by_turns(start, tmp_path):
         start,
         tmp_path,
         "phases=[eval_sft,rl,eval_rl]",
-        "rl.iterations=18",
+        "rl.iterations=30",
         "rl.concurrent.max_ahead=130",
         "rl.concurrent.publish_every=20",
     )
@@ -452,8 +452,8 @@ def test_the_toy_task_is_learned_as_it_is_by_turns(start, tmp_path):
     before, after = (
         json.loads((folder / f"eval_{name}.json").read_text())["total"] for name in ("sft", "rl")
     )
-    # Measured with seed 0: from 39 to 58 % in 14 iterations; by turns to 75 % in 20.
-    assert before["rate"] <= 0.6 and after["rate"] >= before["rate"] + 0.15
+    # Seed 0 starts at 39 %; 36 iterations end at 88 and 94 %, 18 once at no more than 47.
+    assert before["rate"] <= 0.6 and after["rate"] >= before["rate"] + 0.2
 
 
 # ------------------------------------------------------------------------------------ the benchmark
