@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import socket
 import subprocess
@@ -71,6 +72,13 @@ def test_help(command, capsys):
         assert all(
             name in text for name in ("quickstart", "train", "eval", "report", "bench", "doctor")
         )
+
+
+def test_the_package_runs_as_a_module_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["vla_rl", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("vla_rl", run_name="__main__")
+    assert caught.value.code == 0 and capsys.readouterr().out == f"vla-rl {vla_rl.__version__}\n"
 
 
 def test_without_a_command_it_helps_and_fails(capsys):
