@@ -4,6 +4,7 @@ give one clear error."""
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 import warnings
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.assembly.context import Run, split_demonstrations
+from vla_rl.config import compose
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment
 from vla_rl.data.lerobot_writer import (
@@ -22,6 +25,7 @@ from vla_rl.data.lerobot_writer import (
 )
 from vla_rl.data.sources import check_folder
 from vla_rl.errors import ConfigError, EmbodimentMismatch
+from vla_rl.monitoring.progress import Progress
 from vla_rl.types import CameraSpec, EmbodimentSpec
 
 pytest.importorskip("pyarrow")
@@ -501,3 +505,33 @@ def test_a_missing_feature_shows_both_sides(tmp_path):
         EmbodimentMismatch, match=r"observation.state: expected.*gripper_open.*no such feature"
     ):
         load_demonstrations(path, SPEC)
+
+
+# ------------------------------------------------------------------- what is not to be trained on
+def test_what_its_own_run_keeps_out_of_training_stays_out(tmp_path):
+    with DemonstrationWriter(tmp_path / "d", SPEC, kept_out=2) as writer:
+        for i in range(7):  # tasks t0 and t1 in turn: four and three episodes
+            writer.add_episode(**episode(i, 4), success=True, task_id=f"t{i % 2}", init_state_id=i)
+    train, held_out = load_demonstrations(tmp_path / "d", SPEC, 3).split(10, 0.2)
+    assert [e.init_state_id for e in train.episodes] == [0, 1, 2]
+    assert [e.init_state_id for e in held_out.episodes] == [3, 4, 5, 6]
+    again = load_demonstrations(tmp_path / "d", SPEC, 3).split(0, 0.2, seed=5)
+    assert [e.init_state_id for e in again[0].episodes] == [0, 1, 2]
+    file = tmp_path / "d" / "meta" / "kept_out.json"
+    file.write_text('{"last_episodes_of_each_task": "2"}')
+    with pytest.raises(DatasetError, match=r"kept_out\.json is damaged .*'2'"):
+        load_demonstrations(tmp_path / "d", SPEC, 3)
+
+
+def test_a_run_on_anothers_demonstrations_trains_on_the_same_ones(finished_run, tmp_path):
+    few = ("collect.episodes_per_task=4", "sft.validation_episodes=10", "sft.updates=1")
+    made = finished_run("run=toy", "phases=[collect]", *few)
+    rows = []
+    itself = [f"output_dir={made.parent}", f"name={made.name}"]
+    for given in (itself, [f"output_dir={tmp_path}", f"dataset={made / 'dataset'}"]):
+        config = compose(["run=toy", *few, *given])
+        run = Run(config, None, Progress(stream=io.StringIO()), {})
+        with run.resources:
+            train, held_out = split_demonstrations(run)
+            rows.append([[e.init_state_id for e in x.episodes] for x in (train, held_out)])
+    assert rows[0] == rows[1] and [len(x) for x in rows[0]] == [4, 10]

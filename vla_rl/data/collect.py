@@ -35,9 +35,10 @@ def collect_demonstrations(
     folder: Path,
     progress: Callable[..., None],
     python: str = "",
+    kept_out: int = 0,
 ) -> dict[str, Any]:
     """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config
-    says otherwise).
+    says otherwise), the last ``kept_out`` of which the dataset says are not to be trained on.
 
     Initial states are 0, 1, 2 … of the train split, with its paraphrases in turn; the result
     depends on the seed, not on the number of workers. These run under the executable ``python``
@@ -68,7 +69,9 @@ def collect_demonstrations(
                         else None
                     )
                     writer = stack.enter_context(
-                        DemonstrationWriter(folder, robot, video=config.video, extra=extra)
+                        DemonstrationWriter(
+                            folder, robot, video=config.video, extra=extra, kept_out=kept_out
+                        )
                     )
                 if episode["success"] or not config.only_success:
                     writer.add_episode(**episode)

@@ -31,7 +31,8 @@ DRAWN_FROM = 3  # episodes of a task from which one is kept out, however small t
 @dataclass(frozen=True)
 class DemonstrationEpisode:
     """What is known of one episode. ``success``, ``task_id`` and ``init_state_id`` are None in
-    foreign datasets. ``source``: which of several datasets it is from."""
+    foreign datasets. ``source``: which of several datasets it is from. ``kept_out``: the run that
+    collected it trains on none of it."""
 
     start: int
     length: int
@@ -40,6 +41,7 @@ class DemonstrationEpisode:
     task_id: str | None = None
     init_state_id: int | None = None
     source: int = 0
+    kept_out: bool = False
 
 
 class DemonstrationDataset:
@@ -254,7 +256,8 @@ class DemonstrationDataset:
     ) -> tuple[DemonstrationDataset, DemonstrationDataset | None]:
         """What to train on, and the last ``validation_episodes`` of each task, which are kept out
         (at most ``largest_share`` of the task's; None where that leaves none). Tasks are told apart
-        by ``task_id``, else by instruction, and by dataset.
+        by ``task_id``, else by instruction, and by dataset. Where the dataset says which of a task's
+        the run that collected it kept out, it is those.
 
         With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one
         whatever its share.
@@ -264,6 +267,9 @@ class DemonstrationDataset:
             by_task.setdefault((e.source, e.task_id or e.instruction), []).append(i)
         kept_out: set[int] = set()
         for number, rows in enumerate(by_task.values()):
+            if marked := {i for i in rows if self.episodes[i].kept_out}:
+                kept_out |= marked
+                continue
             share = int(largest_share * len(rows))
             if seed is not None:
                 share = max(share, int(len(rows) >= DRAWN_FROM))

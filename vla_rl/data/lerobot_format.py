@@ -3,8 +3,9 @@
 Layout (v3.0): ``meta/info.json`` (features), ``meta/stats.json``, ``meta/tasks.parquet``
 (instructions), ``meta/episodes/chunk-*/file-*.parquet`` (one row an episode),
 ``data/chunk-*/file-*.parquet`` (one row a control step) and, where cameras are stored as video,
-``videos/<camera>/chunk-*/file-*.mp4``. Ours adds ``meta/embodiment.json`` and, per episode, the
-columns ``success``, ``task_id`` and ``init_state_id``.
+``videos/<camera>/chunk-*/file-*.mp4``. Ours adds ``meta/embodiment.json``, ``meta/kept_out.json``
+(how many of each task's last episodes the run that collected them keeps out of training) and, per
+episode, the columns ``success``, ``task_id`` and ``init_state_id``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observatio
 SENT_KEY = "sent"  # what the robot was told, where the label stayed clean
 BY_BASE = "by_base"  # of each control step of hybrid rollouts: whether the frozen policy chose it
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
+KEPT_OUT = "kept_out"  # the file meta/kept_out.json
+LAST = "last_episodes_of_each_task"  # its one key
 AGAIN = "write or fetch the dataset again"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _DEFAULT_FEATURES = {

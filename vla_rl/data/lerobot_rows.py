@@ -28,7 +28,10 @@ from vla_rl.data.checks import (
 from vla_rl.data.demonstrations import DemonstrationEpisode
 from vla_rl.data.lerobot_format import (
     ACTION_KEY,
+    AGAIN,
     BY_BASE,
+    KEPT_OUT,
+    LAST,
     SENT_KEY,
     STATE_KEY,
     DatasetError,
@@ -226,6 +229,21 @@ class LeRobotRows:
             end += length
 
 
+def _kept_out(path: Path, episodes: Sequence[DemonstrationEpisode]) -> list[DemonstrationEpisode]:
+    """Those of a dataset whose own run keeps the last ones of each task out of training, marked."""
+    file = path / "meta" / f"{KEPT_OUT}.json"
+    if not os.path.lexists(file):
+        return list(episodes)
+    count = read_json(file, AGAIN, DatasetError).get(LAST)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise DatasetError(f"{file} is damaged (its {LAST} is {count!r}): {AGAIN}")
+    of_task: dict[str, list[int]] = {}
+    for i, episode in enumerate(episodes):
+        of_task.setdefault(episode.task_id or episode.instruction, []).append(i)
+    marked = {i for rows in of_task.values() for i in rows[max(0, len(rows) - count) :]}
+    return [dataclasses.replace(e, kept_out=i in marked) for i, e in enumerate(episodes)]
+
+
 def read_rows(
     path: Path,
     info: Mapping[str, Any],
@@ -307,6 +325,7 @@ def read_rows(
             f"{path} holds no demonstration. Collect some with 'vla-rl collect', or "
             "name another folder."
         )
+    episodes = _kept_out(path, episodes)
     stamps = np.concatenate([np.arange(e.length) for e in episodes]) / float(info["fps"])
     if "timestamp" in columns:
         stamps = _vectors(table, "timestamp", path, pa)[places][:, 0]

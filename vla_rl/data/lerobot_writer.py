@@ -25,6 +25,8 @@ from vla_rl.data.checks import DataCheck, Rows
 from vla_rl.data.lerobot_format import (
     _FILE,
     ACTION_KEY,
+    KEPT_OUT,
+    LAST,
     QUANTILES,
     STATE_KEY,
     DatasetError,
@@ -131,7 +133,8 @@ class DemonstrationWriter:
     The folder appears under its name only when all is written: until `close` the files lie in a
     hidden sibling, which an exception inside the ``with`` block removes. Images are PNG inside
     parquet (exact), or H.264 files with ``video`` (lossy, smaller). ``extra`` {key: names} are
-    further float32 vectors of every control step. Raises `DatasetError` where ``path`` exists
+    further float32 vectors of every control step. ``kept_out``: how many of each task's last episodes
+    are to check a policy on, and not to train it. Raises `DatasetError` where ``path`` exists
     already or the disk is full.
     """
 
@@ -143,8 +146,10 @@ class DemonstrationWriter:
         video: bool = False,
         workers: int | None = None,
         extra: Mapping[str, Sequence[str]] | None = None,
+        kept_out: int = 0,
     ):
         self.path, self.embodiment, self.video = Path(path), embodiment, video
+        self._kept_out = kept_out
         if self.path.exists():
             raise DatasetError(
                 f"{self.path} exists already, and a dataset is never added to or overwritten. "
@@ -482,6 +487,7 @@ class DemonstrationWriter:
             ("info", info),
             ("stats", _lists(stats)),
             ("embodiment", self.embodiment.to_dict()),
+            *([(KEPT_OUT, {LAST: self._kept_out})] if self._kept_out else []),
         ):
             (meta / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 

@@ -36,9 +36,10 @@ def collect_with_policy(
     seed: int,
     folder: Path,
     progress: Callable[..., None],
+    kept_out: int = 0,
 ) -> dict[str, Any]:
     """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2
-    … of the train split.
+    … of the train split. The dataset says that the last ``kept_out`` are not to be trained on.
 
     There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept.
     Which ones depends on the seed, not on the number of slots. Returns counts. Raises `UserError`
@@ -55,7 +56,9 @@ def collect_with_policy(
     extra = {SENT_KEY: env.embodiment.action_names} | (
         {BY_BASE: [BY_BASE]} if config.base_share else {}
     )
-    with DemonstrationWriter(folder, env.embodiment, video=config.video, extra=extra) as writer:
+    with DemonstrationWriter(
+        folder, env.embodiment, video=config.video, extra=extra, kept_out=kept_out
+    ) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
             engine = RolloutEngine(env, _acting(policy, config, task))

@@ -37,6 +37,7 @@ def phase_collect(run: Run) -> dict[str, Any]:
                 seed=c.seed,
                 folder=run.dir / "dataset",
                 progress=bar.update,
+                kept_out=c.sft.validation_episodes,
             )
         return collect_demonstrations(
             c.env_type,
@@ -47,6 +48,7 @@ def phase_collect(run: Run) -> dict[str, Any]:
             folder=run.dir / "dataset",
             progress=bar.update,
             python=c.slots.python,
+            kept_out=c.sft.validation_episodes,
         )
 
 
