@@ -4,8 +4,8 @@ it comes from.
 
 A file says in ``title``, ``page`` (of PAGES) and ``finding`` what it is, and may carry ``tables``
 (``title``, ``columns``, ``rows``, ``note``), ``date``, ``commit``, ``command``, ``machine``,
-``seeds`` and ``note``. A table may have its own of the last six. Without ``tables``, the table of
-what ``vla-rl study``, ``vla-rl bench learn`` and scripts/paired.py write is made of their raw
+``seeds`` and ``note``. A table may have its own of the last six. ``correction`` is what was found
+out since, and stands beneath the finding. Without ``tables``, the table of what ``vla-rl study``, ``vla-rl bench learn`` and scripts/paired.py write is made of their raw
 figures, and that of any other file of its scalars. The newest measurement of a page stands first.
 """
 
@@ -265,6 +265,7 @@ ABOUT = (
     "hardware",
     "seeds",
     "note",
+    "correction",
     "what",
 )
 
@@ -392,6 +393,8 @@ def section(name: str, document: dict[str, Any]) -> str:
         f"## {document['title']}",
         wrapped(f"*{date_of(name, document)}.* {document['finding']}"),
     ]
+    if corrected := document.get("correction"):
+        parts.append(wrapped(f"**Corrected:** {corrected}"))
     for table in tables_of(document):
         title = table.get("title", "")
         parts += [f"### {title}"] if title and title != document["title"] else []
