@@ -200,13 +200,16 @@ def described(plan: Plan) -> str:
         for n in sorted({3, 5, 10, plan.count})
         if pairs
     )
+    methods = f"{len(plan.methods)} method{'s' * (len(plan.methods) > 1)}"
+    compared = (
+        f"chance to find a true difference of {plan.difference:.0%} in one pair, corrected for "
+        f"{pairs}, where differences spread by {plan.spread:.0%} from seed to seed: {told}"
+    )
     return (
-        f"{plan.name}: {len(plan.methods)} methods x {plan.count} seeds = {runs} runs of "
+        f"{plan.name}: {methods} x {plan.count} seeds = {runs} runs of "
         f"run={plan.run}, about {hours:.1f} h one after the other\n"
         f"primary measure: {measured(plan.measure)}, paired by seed\n"
-        f"chance to find a true difference of {plan.difference:.0%} in one pair, corrected for "
-        f"{pairs}, where differences spread by {plan.spread:.0%} from seed to seed: "
-        f"{told or 'nothing to compare'}"
+        + (compared if pairs else "one method: nothing is compared")
     )
 
 
