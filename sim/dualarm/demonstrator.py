@@ -9,7 +9,7 @@ becomes joint angles by damped least squares from the measured ones (`sim.dualar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from sim.dualarm import kinematics
 from sim.dualarm.kinematics import ARMS, above
 from sim.dualarm.shapes import FINGERTIP, THINGS
 from sim.dualarm.tasks import GIVEN, LIFT_HEIGHT, TASKS, Task
+
+if TYPE_CHECKING:
+    from sim.dualarm.judge import View
 
 # m, rad of the hand, rad of one joint: the most in a control step at full speed
 MOVE, TURN, JOINT = 0.02, 0.18, 0.075
@@ -29,31 +32,6 @@ _IK_STEPS = 4
 OPEN, CLOSE = 1.0, 0.0
 
 
-class SceneState(Protocol):
-    """What an expert may look at; metres and radians in the world, arms 0 (left) and 1 (right)."""
-
-    def joints(self, arm: int) -> np.ndarray: ...
-
-    def opening(self, arm: int) -> float: ...
-
-    def hand(self, arm: int) -> np.ndarray: ...
-
-    def position(self, name: str) -> np.ndarray: ...
-
-    def rotation(self, name: str) -> np.ndarray: ...
-
-    def yaw(self, name: str) -> float: ...
-
-
-class Demonstrator(Protocol):
-    """A scripted expert for one episode."""
-
-    def act(self, state: SceneState) -> np.ndarray:
-        """What to command now [2, 7]: joint angles (rad) of each arm, and how far its gripper is
-        to open, 0 ... 1."""
-        ...
-
-
 class Hand:
     """One arm's hand, moved in straight lines."""
 
@@ -61,7 +39,7 @@ class Hand:
         self.arm, self.name, self._speed = arm, ARMS[arm], speed
 
     def go(
-        self, state: SceneState, position: np.ndarray, yaw: float, grip: float, pace: float = 1.0
+        self, state: View, position: np.ndarray, yaw: float, grip: float, pace: float = 1.0
     ) -> np.ndarray:
         """The command [7] that brings the hand, pointing down and opening along ``yaw``, nearer
         to ``position``."""
@@ -77,7 +55,7 @@ class Hand:
         change *= min(1.0, pace * JOINT / max(float(np.abs(change).max()), 1e-9))
         return np.append(joints + change, grip)
 
-    def rest(self, state: SceneState) -> np.ndarray:
+    def rest(self, state: View) -> np.ndarray:
         """The command [7] that brings the arm back to where it waits, open."""
         joints = state.joints(self.arm)
         change = kinematics.home(self.name) - joints
@@ -88,7 +66,7 @@ class Hand:
     def easy(self, position: np.ndarray, yaw: float, symmetry: float = np.pi) -> float:
         return kinematics.easy_yaw(self.name, position, yaw, symmetry)
 
-    def keep(self, state: SceneState, yaw: float, symmetry: float = np.pi) -> float:
+    def keep(self, state: View, yaw: float, symmetry: float = np.pi) -> float:
         """``yaw`` plus the multiple of ``symmetry`` that is nearest to the present one: a load
         is not swung around."""
         _, frame, _ = kinematics.hand(self.name, state.joints(self.arm))
@@ -105,18 +83,18 @@ class Grasp:
         self._closing = 0
         self.holds = False
 
-    def point(self, state: SceneState) -> np.ndarray:
+    def point(self, state: View) -> np.ndarray:
         """Where the fingers are to close (m)."""
         own = np.array([self._along, 0.0, self._thing.grasp])
         return state.position(self._thing.name) + state.rotation(self._thing.name) @ own
 
-    def yaw(self, state: SceneState) -> float:
+    def yaw(self, state: View) -> float:
         opens = state.yaw(self._thing.name) + self._thing.opens
         if self._closing:
             return self.hand.keep(state, opens, self._thing.symmetry)
         return self.hand.easy(self.point(state), opens, self._thing.symmetry)
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         """The next command [7] on the way to holding it; stays where it is once it does."""
         grasp, place = self.point(state), state.hand(self.hand.arm)
         way = grasp - place
@@ -134,31 +112,43 @@ class Grasp:
         height = min(CLEAR, 4.0 * max(0.0, across - 0.005))
         return self.hand.go(state, grasp + above(height), self.yaw(state), OPEN)
 
-    def check(self, state: SceneState) -> bool:
+    def check(self, state: View) -> bool:
         """Whether it is still held."""
         off = float(np.linalg.norm(self.point(state) - state.hand(self.hand.arm)))
         if self.holds and (off > 0.03 or self._empty(state)):
             self._closing, self.holds = 0, False
         return self.holds
 
-    def _empty(self, state: SceneState) -> bool:
+    def _empty(self, state: View) -> bool:
         return state.opening(self.hand.arm) < CLOSED
 
 
-def nearer(state: SceneState, name: str) -> int:
+def nearer(state: View, name: str) -> int:
     """The arm on whose side a thing is."""
     return int(state.position(name)[0] > 0.0)
 
 
-class _Ring:
+class Demonstrator:
+    """A scripted expert for one episode, and its two hands."""
+
+    def __init__(self, speed: float) -> None:
+        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+
+    def act(self, state: View) -> np.ndarray:
+        """What to command now [2, 7]: joint angles (rad) of each arm, and how far its gripper is
+        to open, 0 ... 1."""
+        raise NotImplementedError
+
+
+class _Ring(Demonstrator):
     """Comes over the bell with a closed hand and pushes."""
 
-    def __init__(self, task: Task, state: SceneState, speed: float) -> None:
+    def __init__(self, task: Task, state: View, speed: float) -> None:
         self._name = task.targets[0]
-        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+        super().__init__(speed)
         self._active = nearer(state, self._name)
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         hand, thing = self._hands[self._active], THINGS[self._name]
         top = state.position(self._name) + above(thing.top + FINGERTIP)
         across = float(np.hypot(*(top - state.hand(self._active))[:2]))
@@ -168,24 +158,24 @@ class _Ring:
         return np.stack(command)
 
 
-class _PutOn:
+class _PutOn(Demonstrator):
     """Picks the target up, carries it over the goal, lowers it, opens and goes away upwards."""
 
-    def __init__(self, task: Task, state: SceneState, speed: float) -> None:
+    def __init__(self, task: Task, state: View, speed: float) -> None:
         self._target, self._goal = task.targets[0], task.goal
-        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+        super().__init__(speed)
         # the thing that is not in the middle
         away = max(task.zones, key=lambda name: abs(float(state.position(name)[0])))
         self._active = nearer(state, away)
         self._grasp = Grasp(self._hands[self._active], self._target)
         self._released: np.ndarray | None = None
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         command = [hand.rest(state) for hand in self._hands]
         command[self._active] = self._one(state)
         return np.stack(command)
 
-    def _one(self, state: SceneState) -> np.ndarray:
+    def _one(self, state: View) -> np.ndarray:
         hand, place = self._hands[self._active], state.hand(self._active)
         goal = state.position(self._goal) + above(
             THINGS[self._goal].top + THINGS[self._target].rest
@@ -210,24 +200,24 @@ class _PutOn:
             state, place + ahead + above(up), yaw, CLOSE, pace=1.0 if across > 0.03 else 0.6
         )
 
-    def _retreat(self, state: SceneState, place: np.ndarray, released: np.ndarray) -> np.ndarray:
+    def _retreat(self, state: View, place: np.ndarray, released: np.ndarray) -> np.ndarray:
         hand, apart = self._hands[self._active], state.opening(self._active) > 0.85
         yaw = self._grasp.yaw(state)
         return hand.go(state, place + above(0.05) if apart else released, yaw, OPEN)
 
 
-class _LiftApart:
+class _LiftApart(Demonstrator):
     """Each arm lifts the block on its side."""
 
-    def __init__(self, task: Task, state: SceneState, speed: float) -> None:
-        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+    def __init__(self, task: Task, state: View, speed: float) -> None:
+        super().__init__(speed)
         self._grasps = [Grasp(self._hands[nearer(state, name)], name) for name in task.targets]
         self._grasps.sort(key=lambda grasp: grasp.hand.arm)
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         return np.stack([self._one(state, grasp) for grasp in self._grasps])
 
-    def _one(self, state: SceneState, grasp: Grasp) -> np.ndarray:
+    def _one(self, state: View, grasp: Grasp) -> np.ndarray:
         if not grasp.check(state):
             return grasp.act(state)
         place = state.hand(grasp.hand.arm)
@@ -236,17 +226,17 @@ class _LiftApart:
         )
 
 
-class _LiftTogether:
+class _LiftTogether(Demonstrator):
     """Both hands take the bar by its grips and raise it in step."""
 
-    def __init__(self, task: Task, state: SceneState, speed: float) -> None:
+    def __init__(self, task: Task, state: View, speed: float) -> None:
         self._name = task.targets[0]
-        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+        super().__init__(speed)
         self._grasps = [
             Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
         ]
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         held = [grasp.check(state) for grasp in self._grasps]
         if not all(held):
             return np.stack([grasp.act(state) for grasp in self._grasps])
@@ -259,18 +249,18 @@ class _LiftTogether:
         return np.stack(commands)
 
 
-class _HandOver:
+class _HandOver(Demonstrator):
     """The left hand brings the stick to the middle, the right one takes its other end, then the
     left lets go."""
 
-    def __init__(self, task: Task, state: SceneState, speed: float) -> None:
+    def __init__(self, task: Task, state: View, speed: float) -> None:
         self._name = task.targets[0]
-        self._hands = [Hand(arm, speed) for arm in (0, 1)]
+        super().__init__(speed)
         self._grasps = [
             Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
         ]
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: View) -> np.ndarray:
         left, right = (grasp.check(state) for grasp in self._grasps)
         if right:
             return np.stack([self._let_go(state, left), self._take_away(state)])
@@ -285,14 +275,14 @@ class _HandOver:
         bring = self._hands[0].go(state, goal, self._hands[0].keep(state, np.pi / 2), CLOSE)
         return np.stack([bring, self._grasps[1].act(state) if there else wait])
 
-    def _let_go(self, state: SceneState, held: bool) -> np.ndarray:
+    def _let_go(self, state: View, held: bool) -> np.ndarray:
         place, hand = state.hand(0), self._hands[0]
         apart = state.opening(0) > 0.85
         return hand.go(
             state, place + above(0.06) if apart else place, hand.keep(state, np.pi / 2), OPEN
         )
 
-    def _take_away(self, state: SceneState) -> np.ndarray:
+    def _take_away(self, state: View) -> np.ndarray:
         hand, place = self._hands[1], state.hand(1)
         goal = (
             place if state.opening(0) < 0.5 else np.array([GIVEN + 0.12, MEET[1], MEET[2] + 0.02])
@@ -300,11 +290,11 @@ class _HandOver:
         return hand.go(state, goal, hand.keep(state, np.pi / 2), CLOSE)
 
 
-_EXPERTS: dict[str, Callable[[Task, SceneState, float], Demonstrator]]
+_EXPERTS: dict[str, Callable[[Task, View, float], Demonstrator]]
 _EXPERTS = {"ring": _Ring, "place": _PutOn, "stack": _PutOn, "hand_over": _HandOver}
 
 
-def make_demonstrator(task_id: str, state: SceneState, speed: float = 1.0) -> Demonstrator:
+def make_demonstrator(task_id: str, state: View, speed: float = 1.0) -> Demonstrator:
     """A fresh expert for one episode of a task that begins in ``state``; ``speed`` scales its
     motion."""
     task = TASKS[task_id]

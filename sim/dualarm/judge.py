@@ -32,7 +32,8 @@ _RISE = 0.05
 
 
 class View:
-    """A slot's state as scripted experts read it (`sim.dualarm.demonstrator.SceneState`)."""
+    """A slot's state as scripted experts read it; metres and radians in the world, arms 0 (left) and
+    1 (right)."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -40,8 +40,9 @@ class Snapshot:
     control: ControlState
 
 
-class _SceneView:
-    """Live positions of one slot; see `sim.tabletop.demonstrator.SceneState`."""
+class SceneView:
+    """What a scripted expert looks at in one slot, live; positions in metres, world frame;
+    ``gripper_open`` 0 ... 1."""
 
     def __init__(self, scene: CompiledScene, data: mujoco.MjData) -> None:
         self._scene, self._data = scene, data
@@ -160,8 +161,8 @@ class CompiledScene:
         control.copy_from(snapshot.control)
 
     # -------------------------------------------------------------------------------------- queries
-    def view(self, data: mujoco.MjData) -> _SceneView:
-        return _SceneView(self, data)
+    def view(self, data: mujoco.MjData) -> SceneView:
+        return SceneView(self, data)
 
     def gripper_open(self, data: mujoco.MjData) -> float:
         a, b = data.qpos[self._finger]

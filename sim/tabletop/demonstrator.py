@@ -7,29 +7,20 @@ noise in the executed actions: a missed or dropped object is approached again.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.tabletop.tasks import LIFT_HEIGHT, OBJECTS, SCENES, TABLE_HEIGHT, Task
+
+if TYPE_CHECKING:
+    from sim.tabletop.backend import SceneView
 
 GAIN = 2.6  # a commanded offset moves the hand by about a third of itself per control step
 REACH = 0.05  # metres: the largest command per dimension
 OPEN, CLOSE = -1.0, 1.0
 FINGERTIP = 0.011  # metres that the fingers reach below the point between the pads
 SIDE = 0.11  # metres: half-width of the corridor that hand and load need
-
-
-class SceneState(Protocol):
-    """What an expert may look at; positions in metres, world frame; ``gripper_open`` 0 ... 1."""
-
-    @property
-    def eef_position(self) -> np.ndarray: ...
-
-    @property
-    def gripper_open(self) -> float: ...
-
-    def position(self, name: str) -> np.ndarray: ...
 
 
 def toward(position: np.ndarray, goal: np.ndarray) -> np.ndarray:
@@ -59,7 +50,7 @@ class Demonstrator:
         self._carrying = False
         self._released: np.ndarray | None = None  # where the hand was to be when it let go
 
-    def act(self, state: SceneState) -> np.ndarray:
+    def act(self, state: SceneView) -> np.ndarray:
         """A clean label in physical units [a]: metres (and radians) per control step, gripper -1
         open ... +1 close."""
         hand, target = state.eef_position, state.position(self._task.target)
@@ -88,7 +79,7 @@ class Demonstrator:
         return action
 
     def _approach(
-        self, state: SceneState, hand: np.ndarray, grasp: np.ndarray, across: float
+        self, state: SceneView, hand: np.ndarray, grasp: np.ndarray, across: float
     ) -> np.ndarray:
         """A waypoint that comes down on the object from above, over whatever stands in the way."""
         clear = self._spec.top - self._spec.grasp_height + FINGERTIP + 0.02
@@ -98,7 +89,7 @@ class Demonstrator:
         return np.array([grasp[0], grasp[1], height])
 
     def _carry(
-        self, state: SceneState, hand: np.ndarray, target: np.ndarray
+        self, state: SceneView, hand: np.ndarray, target: np.ndarray
     ) -> tuple[np.ndarray, float]:
         if self._task.kind == "lift":
             up = (
@@ -128,12 +119,12 @@ class Demonstrator:
         command[2] = min(max(up, -REACH), REACH)
         return command, CLOSE
 
-    def _retreat(self, state: SceneState, hand: np.ndarray, hold: np.ndarray) -> np.ndarray:
+    def _retreat(self, state: SceneView, hand: np.ndarray, hold: np.ndarray) -> np.ndarray:
         """Hold still until the fingers are apart, then move up."""
         apart = state.gripper_open > 0.94
         return toward(hand, hand + np.array([0.0, 0.0, 0.05]) if apart else hold)
 
-    def _goal(self, state: SceneState) -> np.ndarray:
+    def _goal(self, state: SceneView) -> np.ndarray:
         """Where the target's origin should come to rest."""
         if self._task.goal is not None:
             below = OBJECTS[self._task.goal]
@@ -142,7 +133,7 @@ class Demonstrator:
         x, y, _ = SCENES[self._task.scene].zone or (0.0, 0.0, 0.0)
         return np.array([x, y, TABLE_HEIGHT + self._spec.rest_height + 0.004])
 
-    def _obstacle_top(self, state: SceneState, start: np.ndarray, end: np.ndarray) -> float:
+    def _obstacle_top(self, state: SceneView, start: np.ndarray, end: np.ndarray) -> float:
         """Height of the tallest other object near the straight way from ``start`` to ``end``,
         else the table's."""
         top = TABLE_HEIGHT

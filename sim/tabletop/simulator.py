@@ -170,7 +170,7 @@ class TabletopSimulator:
         return make_demonstrator(self._task[task_id], self.embodiment.action_dim)
 
     def state(self, slot: int) -> Any:
-        """Positions that the scripted experts read (see `sim.tabletop.demonstrator.SceneState`)."""
+        """Positions that the scripted experts read (`sim.tabletop.backend.SceneView`)."""
         s = running(self._slots, slot, over=True)
         return s.scene.view(s.data(s.scene))
 

@@ -9,9 +9,9 @@ LayerNorm in every layer bounds what a critic makes of actions it never saw (RLP
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +20,27 @@ from torch.nn.functional import layer_norm, log_softmax
 from vla_rl.config.replay_algorithms import CriticsConfig
 
 
-@runtime_checkable
-class ValueHead(Protocol):
+class ValueHead(ABC):
     """What a critic's last layer stands for. ``outputs`` numbers per value."""
 
     outputs: int
 
+    @abstractmethod
     def value(self, outputs: Tensor) -> Tensor:
         """[… ``outputs``] → [...]."""
-        ...
 
+    @abstractmethod
     def target(self, rewards: Tensor, discounts: Tensor, following: Tensor) -> Tensor:
         """What to learn, from rewards and discounts [b] and the outputs [s b ``outputs``] of the
         target critics at the next action; of the ``s`` the one with the smallest value counts, row
         by row."""
-        ...
 
+    @abstractmethod
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Mean over critics and rows; ``outputs`` [e b ``outputs``]."""
-        ...
 
 
-class _MeanHead:
+class _MeanHead(ValueHead):
     """One number, learned by squared error."""
 
     outputs = 1
@@ -56,7 +55,7 @@ class _MeanHead:
         return (self.value(outputs) - target).square().mean()
 
 
-class _Bins:
+class _Bins(ValueHead):
     """A distribution over ``count`` values between ``low`` and ``high``."""
 
     def __init__(self, low: float, high: float, count: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,20 +58,15 @@ class Estimate:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Estimator(Protocol):
+class Estimator:
     """Made from the algorithm's config; ``state_dict`` holds what it keeps from one batch to the
     next."""
 
-    def estimate(self, scored: Scored) -> Estimate: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class _Stateless:
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
+
+    def estimate(self, scored: Scored) -> Estimate:
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -80,7 +75,7 @@ class _Stateless:
         """There is nothing to load."""
 
 
-class GAE(_Stateless):
+class GAE(Estimator):
     """Generalised advantage estimation over decisions."""
 
     def estimate(self, scored: Scored) -> Estimate:
@@ -98,7 +93,7 @@ class GAE(_Stateless):
         return Estimate(advantages, returns)
 
 
-class VTrace(_Stateless):
+class VTrace(Estimator):
     """V-trace: values of the policy that learns, from episodes that an older one played.
 
     A decision's weight is the geometric mean over its log-prob entries: the product of the many
@@ -139,7 +134,7 @@ class VTrace(_Stateless):
         return Estimate(advantages, targets, figures)
 
 
-class Given(_Stateless):
+class Given(Estimator):
     """What is given as rewards are the advantages already: for decisions that critics of their
     own have judged."""
 
@@ -147,7 +142,7 @@ class Given(_Stateless):
         return Estimate(scored.total)
 
 
-class ReinforcePlusPlus(_Stateless):
+class ReinforcePlusPlus(Estimator):
     """Reward-to-go, normalised once over the decisions of the batch that the policy chose."""
 
     def estimate(self, scored: Scored) -> Estimate:
@@ -168,7 +163,7 @@ def _spread(per_trajectory: Tensor, batch: RolloutBatch) -> Estimate:
     )
 
 
-class RLOO(_Stateless):
+class RLOO(Estimator):
     """Each episode against the mean of the others of its group."""
 
     def estimate(self, scored: Scored) -> Estimate:
@@ -177,12 +172,13 @@ class RLOO(_Stateless):
         )
 
 
-class GRPO:
+class GRPO(Estimator):
     """Each episode against its group; with ``decouple_rewards`` (GDPO) each of several rewards
     on its own."""
 
     def __init__(self, config: PPOConfig) -> None:
-        self.config, self.running_scale = config, adv.RunningScale()
+        super().__init__(config)
+        self.running_scale = adv.RunningScale()
 
     def estimate(self, scored: Scored) -> Estimate:
         config, batch = self.config, scored.batch

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from vla_rl.algorithms.augmentation import augment, mirrored, require_mirror
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.imitation import ImitationConfig
+from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.ranks import Part, Ranks
@@ -29,7 +30,6 @@ from vla_rl.types import Observation
 Batch: TypeAlias = tuple[Observation, Tensor, Tensor] | tuple[Observation, Tensor, Tensor, Tensor]
 
 
-@runtime_checkable
 class Sampler(Protocol):
     """Yields demonstration chunks for ever."""
 
@@ -37,24 +37,6 @@ class Sampler(Protocol):
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool
         [b] which of them the policy sampled itself, where some are (`SelfImitatingPolicy`)."""
         ...
-
-
-@runtime_checkable
-class PartSampler(Sampler, Protocol):
-    """A sampler of which each rank reads no more than its own rows."""
-
-    def next_part(self, ranks: Ranks) -> tuple[Tensor, tuple[Observation, Tensor, Tensor]]:
-        """What was drawn int64 [b], alike on all ranks, and of the batch `next_batch` this rank's
-        `Ranks.share`."""
-        ...
-
-
-class ResumableSampler(Sampler, Protocol):
-    """A sampler that goes on where it stopped."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 # ----------------------------------------------------------------------------------------- schedule
@@ -157,7 +139,7 @@ class Imitation:
         """This rank's rows of the next batch, which of them the policy sampled itself (None: not
         asked for), and their `Part`; what only fills up is not valid."""
         own = None
-        if self.ranks.size > 1 and isinstance(self.sampler, PartSampler):
+        if self.ranks.size > 1 and isinstance(self.sampler, DatasetSampler):
             drawn, (observation, actions, valid) = self.sampler.next_part(self.ranks)
             self.ranks.require_same("draws", len(drawn), float(drawn.double().sum()))
             part = self.ranks.part(len(drawn))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +20,10 @@ from vla_rl.algorithms.imitation import Batch, DecisionSamples, Imitation
 from vla_rl.algorithms.optim import GuardedStep
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import ImitationConfig
+from vla_rl.data.demonstrations import DemonstrationDataset
 from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, RolloutBatch
-
-
-@runtime_checkable
-class Demonstrations(Protocol):
-    """What a memory draws demonstrations from
-    (`vla_rl.data.demonstrations.DemonstrationDataset`)."""
-
-    def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, first_share: float = 0.0
-    ) -> tuple[Observation, Tensor, Tensor]: ...
 
 
 class SuccessMemory:
@@ -44,7 +35,7 @@ class SuccessMemory:
         self,
         of: PPOConfig,
         policy: Policy,
-        demonstrations: Callable[[Policy], Demonstrations | None],
+        demonstrations: Callable[[Policy], DemonstrationDataset | None],
         ranks: Ranks | None = None,
     ) -> None:
         """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from vla_rl.algorithms.imitation import Imitation, ResumableSampler
+from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, first_loss, input_use, verdict
 from vla_rl.checkpoint import (
     Checkpointable,
@@ -23,6 +23,7 @@ from vla_rl.checkpoint import (
     save_checkpoint,
 )
 from vla_rl.config.imitation import ImitationConfig
+from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.interfaces import Policy
 from vla_rl.learning.counters import Counters
 from vla_rl.monitoring.metrics import MetricsLogger
@@ -88,7 +89,7 @@ class OwnSFT:
     """An `SFTLearner` of one process, or of one of several ranks that are called alike."""
 
     def __init__(self, imitation: Imitation) -> None:
-        self._imitation, self._sampler = imitation, cast(ResumableSampler, imitation.sampler)
+        self._imitation, self._sampler = imitation, cast(DatasetSampler, imitation.sampler)
         self.config, self.policy = imitation.config, imitation.policy
         self.update = imitation.update
 
