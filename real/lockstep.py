@@ -8,6 +8,7 @@ this cannot show is what time does to a session: that is what the processes of `
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 from real import limits as limit_files
 from real.acting import Acting, ActingConfig, Decide
 from real.body import BodyConfig
-from real.console.link import Line
 from real.episodes import JUDGE, LEADER, SEER, Conductor, Outcome, Plan
 from real.messages import Beat, Chunk, Frame, Hello, Message, Progress, Writer
 from real.modes import Mode
@@ -27,7 +27,7 @@ from real.robots.faults import Defects, Fault
 from real.robots.simulated import SimulatedRobot
 from real.supervisor.core import Supervisor
 from real.supervisor.settings import from_options
-from real.teleop.client import TeleopClient
+from real.teleop.client import Line, TeleopClient
 from real.teleop.protocol import Device
 
 OPERATOR, _REWARD = "teleop.scripted", "reward"
@@ -101,7 +101,9 @@ class Lockstep:
 
     def watched(self, device: Device) -> None:
         """Let an operator with this device watch from now on; it may take over and hand back."""
-        self._teleop = TeleopClient(device, _Line(self), lambda: self.now)
+        self._teleop = TeleopClient(
+            device, Line(OPERATOR, functools.partial(self.send, OPERATOR)), lambda: self.now
+        )
         self.silent.discard(OPERATOR)
         self.send(OPERATOR, Hello, role="teleop", pid=1)
 
@@ -265,15 +267,3 @@ class Lockstep:
             for source, hear in self._guests.items():
                 if client in (None, source):
                     hear(message)
-
-
-class _Line(Line):
-    """The operator's connection to the supervisor of the same process."""
-
-    source = OPERATOR
-
-    def __init__(self, session: Lockstep):
-        self._session = session
-
-    def send(self, kind: type[_M], valid_s: float = float("inf"), **fields: object) -> _M:
-        return self._session.send(OPERATOR, kind, valid_s, **fields)

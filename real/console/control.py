@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from real.console.link import Link
+from real.console.link import SocketLink
 from real.console.viewers import Viewer
 from real.messages import Event, Grant, Lease
 from real.practice import GAVE_UP
@@ -22,7 +22,7 @@ ANSWER_S = 1.0  # the supervisor answers a request within a tick or two
 class Control:
     """``tell(viewer, kind, **fields)`` sends a page an urgent message."""
 
-    def __init__(self, link: Link, clock: Callable[[], float], tell: Callable[..., None]):
+    def __init__(self, link: SocketLink, clock: Callable[[], float], tell: Callable[..., None]):
         self.link, self.clock, self.tell = link, clock, tell
         self.page: Viewer | None = None
         self.who = ""

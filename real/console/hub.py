@@ -11,7 +11,7 @@ import numpy as np
 
 from real.console.control import Control
 from real.console.display import Display
-from real.console.link import Link
+from real.console.link import SocketLink
 from real.console.pages import Pages
 from real.console.requests import Requests
 from real.console.settings import ConsoleConfig, Facts
@@ -43,7 +43,7 @@ class Hub:
     def __init__(
         self,
         config: ConsoleConfig,
-        link: Link,
+        link: SocketLink,
         pictures: Pictures,
         clock: Callable[[], float],
         facts: Facts,

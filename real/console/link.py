@@ -8,33 +8,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from real.link import read_packet
 from real.messages import Hello, Message, MessageError, Sequence, Writer, decode, encode
 
 _M = TypeVar("_M", bound=Message)
-
-
-class Line(Protocol):
-    """What one client says to the supervisor."""
-
-    source: str
-
-    def send(self, kind: type[_M], valid_s: float = ..., **fields: object) -> _M | None:
-        """The message that went out, or None where the connection is gone or does not take more."""
-        ...
-
-
-class Link(Line, Protocol):
-    """... and what it hears."""
-
-    def listen(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
-        """Call ``heard`` with every message from now on, in the running event loop; ``lost``
-        once, when it ends."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class SocketLink:
@@ -52,6 +31,7 @@ class SocketLink:
         connection.setblocking(False)
 
     def send(self, kind: type[_M], valid_s: float = float("inf"), **fields: object) -> _M | None:
+        """The message that went out, or None where the connection is gone or does not take more."""
         message = self.writer.make(kind, valid_s, **fields)
         if self._socket is None:
             return None
@@ -64,6 +44,8 @@ class SocketLink:
         return message
 
     def listen(self, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
+        """Call ``heard`` with every message from now on, in the running event loop; ``lost``
+        once, when it ends."""
         self._heard, self._lost = heard, lost
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)

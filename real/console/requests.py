@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from real.console.control import Control
 from real.console.display import Display
-from real.console.link import Link
+from real.console.link import SocketLink
 from real.console.pages import Pages
 from real.console.settings import ConsoleConfig, Facts
 from real.console.viewers import Viewer
@@ -37,7 +37,7 @@ class Requests:
     def __init__(
         self,
         config: ConsoleConfig,
-        link: Link,
+        link: SocketLink,
         pages: Pages,
         control: Control,
         display: Display,

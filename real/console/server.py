@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from real.console.hub import Hub, Pictures
-from real.console.link import Link, SocketLink
+from real.console.link import SocketLink
 from real.console.security import FULL, MAX_TEXT_BYTES, WATCH, Gate
 from real.console.settings import ConsoleConfig, Facts
 from real.console.viewers import Viewer
@@ -41,6 +41,28 @@ def _refusal(status: int, text: str) -> web.Response:
     return web.Response(status=status, text=f"{text}\n")
 
 
+def _tls(config: ConsoleConfig) -> ssl.SSLContext | None:
+    if not config.tls_key:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"console.tls_certificate {config.tls_certificate} and console.tls_key "
+            f"{config.tls_key} are not usable: {first_line(error)}"
+        ) from None
+    return context
+
+
+async def _every(period: float, act: Callable[[], None]) -> None:
+    due = time.monotonic()
+    while True:
+        act()
+        due = max(due + period, time.monotonic())  # what was missed is not caught up
+        await asyncio.sleep(due - time.monotonic())
+
+
 class Console:
     """The server. ``url`` is the address to open, with the token, once it has started;
     ``watch_url`` is for who may watch alone: nothing that such a page says reaches the
@@ -49,7 +71,7 @@ class Console:
     def __init__(
         self,
         config: ConsoleConfig,
-        link: Link,
+        link: SocketLink,
         pictures: Pictures,
         clock: Callable[[], float] = time.monotonic,
         facts: Facts | None = None,
@@ -87,7 +109,7 @@ class Console:
         application.on_response_prepare.append(self._headers)
         application.add_routes(
             [
-                web.get("/", self._page),
+                web.get("/", self._file),
                 web.get("/page/{name}", self._file),
                 web.get("/ws", self._socket),
                 web.post("/estop", self._estop),
@@ -97,7 +119,7 @@ class Console:
         await self._runner.setup()
         try:
             site = web.TCPSite(
-                self._runner, self.config.host, self.config.port, ssl_context=self._tls()
+                self._runner, self.config.host, self.config.port, ssl_context=_tls(self.config)
             )
             await site.start()
         except OSError as error:
@@ -109,22 +131,9 @@ class Console:
         self.gate.port = self._runner.addresses[0][1]
         self.hub.start()
         self._tasks = [
-            asyncio.create_task(self._every(1 / BEAT_HZ, self.hub.beat)),
-            asyncio.create_task(self._every(1 / self.config.state_hz, self.hub.show)),
+            asyncio.create_task(_every(1 / BEAT_HZ, self.hub.beat)),
+            asyncio.create_task(_every(1 / self.config.state_hz, self.hub.show)),
         ]
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if not self.config.tls_key:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(self.config.tls_certificate, self.config.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"console.tls_certificate {self.config.tls_certificate} and console.tls_key "
-                f"{self.config.tls_key} are not usable: {first_line(error)}"
-            ) from None
-        return context
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -133,13 +142,6 @@ class Console:
         if self._runner is not None:
             await self._runner.cleanup()
         self.hub.link.close()
-
-    async def _every(self, period: float, act: Callable[[], None]) -> None:
-        due = time.monotonic()
-        while True:
-            act()
-            due = max(due + period, time.monotonic())  # what was missed is not caught up
-            await asyncio.sleep(due - time.monotonic())
 
     # ------------------------------------------------------------------------------ who may come in
     @web.middleware
@@ -185,13 +187,8 @@ class Console:
         response.headers.update(self.gate.headers(host if self.gate.knows_host(host) else ""))
 
     # -------------------------------------------------------------------------------------- answers
-    async def _page(self, request: web.Request) -> web.StreamResponse:
-        return self._static("index.html")
-
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        return self._static(request.match_info["name"])
-
-    def _static(self, name: str) -> web.Response:
+        name = request.match_info.get("name", "index.html")
         if name not in self._files:
             return _refusal(404, "There is no such file.")
         data, kind = self._files[name]

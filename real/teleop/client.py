@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from real.console.link import Line
 from real.messages import SILENCE_S, Event, Grant, Input, Lease, Message, State
 from real.modes import Mode
 from real.practice import CALL
@@ -17,6 +17,15 @@ from real.teleop.scripted import Doing, ScriptedOperator
 REST_S = 1.0
 # where engaging takes over; in READY a person says so, by a control
 JOINS = (Mode.AUTO, Mode.PAUSED, Mode.RESETTING)
+
+
+@dataclass(frozen=True)
+class Line:
+    """How the device's side speaks to the supervisor: ``send(kind, valid_s, **fields)``, as
+    `real.link.Client.send`, in the name of ``source``."""
+
+    source: str
+    send: Callable[..., Message]
 
 
 class TeleopClient:
@@ -76,7 +85,7 @@ class TeleopClient:
             return sample
         self.link.send(
             Input,
-            valid_s=SILENCE_S,
+            SILENCE_S,
             lease=self.token,
             device_stamp=sample.stamp,
             dead_man=sample.dead_man,
@@ -107,7 +116,7 @@ class TeleopClient:
         busy = isinstance(self.device, ScriptedOperator) and self.device.doing is not Doing.WATCHING
         self._used = now if self._engaged or busy else max(self._used, self._asked)
         if now - self._used > REST_S:
-            self.link.send(Lease, valid_s=1.0, ask="release", token=self.token, force=False)
+            self.link.send(Lease, 1.0, ask="release", token=self.token, force=False)
             self._lose()
 
     def _request(self, sample: Sample, now: float) -> None:
@@ -118,7 +127,7 @@ class TeleopClient:
         )
         if wanted and now - self._asked > 0.5:
             self._asked = now
-            self.link.send(Lease, valid_s=1.0, ask="request", token="", force=False)
+            self.link.send(Lease, 1.0, ask="request", token="", force=False)
 
     def _event(self, name: str, value: str, at: float) -> None:
         self.link.send(Event, name=name, value=value[:200], at=at, lease=self.token)

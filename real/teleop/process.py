@@ -13,14 +13,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from real.console.link import Line
 from real.link import Client, LinkError
-from real.messages import Message
 from real.named import named
 from real.scheduling import freeze_garbage, own_config
-from real.teleop.client import TeleopClient
+from real.teleop.client import Line, TeleopClient
 from real.teleop.protocol import Device
 from vla_rl.errors import ConfigError, UserError
 
@@ -28,8 +26,6 @@ HZ = 30.0
 # and CLASSConfig
 KINDS = {"spacemouse": "real.teleop.spacemouse:SpaceMouse", "lerobot": "real.teleop.leader:Leader"}
 _AGAIN_S = 1.0
-
-_M = TypeVar("_M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -64,20 +60,11 @@ class TeleopConfig:
             raise ConfigError(f"the options of teleop={self.kind} are wrong: {error}") from None
 
 
-class _Line(Line):
-    """The device's side of the connection."""
-
-    def __init__(self, client: Client):
-        self._client, self.source = client, client.writer.source
-
-    def send(self, kind: type[_M], valid_s: float = math.inf, **fields: object) -> _M:
-        return self._client.send(kind, valid_s, **fields)
-
-
 def serve(client: Client, device: Device) -> None:
     """Until the session ends. What comes is heard at once, the device is read `HZ` times a
     second."""
-    teleop, due, again = TeleopClient(device, _Line(client)), time.monotonic(), math.inf
+    teleop = TeleopClient(device, Line(client.writer.source, client.send))
+    due, again = time.monotonic(), math.inf
     try:
         while True:
             message = client.receive(max(0.001, due - time.monotonic()))
