@@ -65,6 +65,11 @@ class ActingConfig(Bounded, place="robot"):
     rtc_guidance: float = bound(5.0, gt=0, lt=math.inf)
     rtc_schedule: str = bound("exp", choices=SCHEDULES)
 
+    def executed(self, rows: int) -> int:
+        """How many of a chunk's ``rows`` are run before the next is due."""
+        usual = {"synchronous": rows, "ensemble": 1}.get(self.acting, max(1, rows // 2))
+        return min(self.steps, rows) if self.steps else usual
+
 
 @dataclass
 class _Sent:
@@ -85,6 +90,13 @@ class _Sent:
     def last(self) -> int:
         """The index of its last row."""
         return len(self.rows) - 1
+
+    def place(self, state: State, hz: float, per_row: float) -> _Place:
+        """Where a chunk begins that is decided on what was seen at ``state``: with the first
+        control step after it. ``hz`` ticks are a second, ``per_row`` a control step."""
+        over = max(0, math.floor((state.tick - self.begins) / per_row) + 1)
+        begins = self.begins + round(over * per_row)
+        return _Place(begins, state.stamp + (begins - state.tick) / hz, self.rows[over:])
 
 
 @dataclass
@@ -196,7 +208,8 @@ class Acting:
             if self.config.acting == "synchronous" or self._sent.begins < 0:
                 return False
             since = (
-                self._sent.captured + (self._steps(self._sent.last + 1)) / self._welcome.control_hz
+                self._sent.captured
+                + (self.config.executed(self._sent.last + 1)) / self._welcome.control_hz
             )
         captured, newest = self._captured, self._states[-1]
         paired = (
@@ -215,10 +228,6 @@ class Acting:
         assert self._welcome is not None
         return min(self._frames[name].capture for name in self._welcome.cameras)
 
-    def _steps(self, rows: int) -> int:
-        usual = {"synchronous": rows, "ensemble": 1}.get(self.config.acting, max(1, rows // 2))
-        return min(self.config.steps, rows) if self.config.steps else usual
-
     def chunk(self, now: Callable[[], float]) -> dict[str, Any] | None:
         """The fields of a `Chunk`, for which the policy was asked; None where a picture was
         overwritten meanwhile, or where nobody answered.
@@ -233,7 +242,7 @@ class Acting:
             return None
         state = min(self._states, key=lambda s: abs(s.measured - captured))
         decide, version = self.others.get(self.instruction, (self.decide, self.version))
-        place = self._place(state)
+        place = _Place() if self._sent is None else self._sent.place(state, self._hz, self._per_row)
         guide = self._guide(place, begun)
         given = (images, np.array(state.proprio, np.float32), self.instruction, self._first)
         answer = decide(*given) if guide is None else decide(*given, guide)
@@ -278,17 +287,9 @@ class Acting:
                 f"the policy answers with actions {list(rows.shape)}; this robot takes "
                 f"[steps, {width}]"
             )
-        return rows[: self._steps(len(rows))] if self.config.acting == "synchronous" else rows
-
-    def _place(self, state: State) -> _Place:
-        """Of a chunk that is decided on what was seen at ``state``: where the first control step
-        after it begins, while a chunk runs; at once, where none does."""
-        sent = self._sent
-        if sent is None:
-            return _Place()
-        over = max(0, math.floor((state.tick - sent.begins) / self._per_row) + 1)
-        begins = sent.begins + round(over * self._per_row)
-        return _Place(begins, state.stamp + (begins - state.tick) / self._hz, sent.rows[over:])
+        return (
+            rows[: self.config.executed(len(rows))] if self.config.acting == "synchronous" else rows
+        )
 
     def _guide(self, place: _Place, begun: float) -> Guide | None:
         """What a chunk is held to that begins to be inferred now."""

@@ -160,7 +160,7 @@ class Display:
     def hear_event(self, event: Event) -> None:
         """One that the supervisor passed on to all."""
         if event.name == "label" and event.value in ("success", "failure"):
-            found = meant(event.at, self.spans())
+            found = meant(event.at, [told.span for told in self.episodes])
             for told in self.episodes:
                 if told.span is found:
                     told.verdict = event.value
@@ -168,9 +168,6 @@ class Display:
             self.task = event.value
         elif event.name == "note" and event.source == LEADER:  # others may write what they like
             self.hear_note(event.value)
-
-    def spans(self) -> list[Span]:
-        return [told.span for told in self.episodes]
 
     def counts(self) -> dict[str, int]:
         """Of the episodes that have ended."""

@@ -153,6 +153,30 @@ class Ask:
     at: float
 
 
+class _Hand:
+    """A person's: ``lag_s`` behind what they want, and imprecise."""
+
+    def __init__(self, config: OperatorConfig):
+        self.config = config
+        self._past: deque[tuple[float, np.ndarray, float]] = deque()
+
+    def follow(self, now: float, wanted: tuple[tuple[float, ...], float]) -> None:
+        """``wanted`` as of `Expert.action`."""
+        axes, gripper = wanted
+        self._past.append((now, np.asarray(axes, dtype=float), gripper))
+        while len(self._past) > 1 and self._past[1][0] <= now - self.config.lag_s:
+            self._past.popleft()
+
+    def does(self, now: float, rng: np.random.Generator) -> tuple[tuple[float, ...], float]:
+        """What was wanted ``lag_s`` ago; nothing before there is something."""
+        then, axes, gripper = self._past[0]
+        if then > now - self.config.lag_s:
+            return STILL, 0.0
+        noisy = axes + self.config.noise * rng.standard_normal(6) * (np.abs(axes) > 0)
+        noisy[np.abs(noisy) < self.config.dead_zone] = 0.0
+        return tuple(np.clip(noisy, -1, 1).tolist()), float(np.clip(gripper, -1, 1))
+
+
 @dataclass
 class ScriptedOperator:
     """A `Device` that also asks for events (`asks`): takeover, hand_back, label and end. `called`
@@ -168,7 +192,7 @@ class ScriptedOperator:
         self.doing = Doing.WATCHING
         self._rng = np.random.default_rng(self.config.seed)
         self._asks: list[Ask] = []
-        self._past: deque[tuple[float, np.ndarray, float]] = deque()
+        self._hand = _Hand(self.config)
         self._episode, self._due, self._since = -1, 0.0, 0.0
         self._begun: float | None = None
         self._label: tuple[float, str] | None = None
@@ -233,10 +257,10 @@ class ScriptedOperator:
             return Sample(now)
         self._judge(now, state)
         self._decide(now, state, mode)
-        self._remember(now, state)
+        self._hand.follow(now, self.expert.action(state))
         if self.doing not in (Doing.HELPING, Doing.LETTING_GO):
             return Sample(now)
-        axes, gripper = self._hand(now)
+        axes, gripper = self._hand.does(now, self._rng)
         return Sample(now, True, axes, gripper, ("scripted",))
 
     def _begin(self, episode: int) -> None:
@@ -246,7 +270,7 @@ class ScriptedOperator:
             None,
             False,
         )
-        self._past.clear()
+        self._hand = _Hand(self.config)
         # episodes do not depend on each other
         self._rng = np.random.default_rng((self.config.seed, max(episode, 0)))
         self.rule.begin(self._rng)
@@ -288,18 +312,3 @@ class ScriptedOperator:
         elif self.doing is Doing.LETTING_GO and now >= self._due:
             self.doing = Doing.WATCHING
             self._asks.append(Ask("hand_back", self.name, now))
-
-    def _remember(self, now: float, state: State) -> None:
-        axes, gripper = self.expert.action(state)
-        self._past.append((now, np.asarray(axes, dtype=float), gripper))
-        while len(self._past) > 1 and self._past[1][0] <= now - self.config.lag_s:
-            self._past.popleft()
-
-    def _hand(self, now: float) -> tuple[tuple[float, ...], float]:
-        """The expert's action of ``lag_s`` ago, imprecise; nothing before there is one."""
-        then, axes, gripper = self._past[0]
-        if then > now - self.config.lag_s:
-            return STILL, 0.0
-        noisy = axes + self.config.noise * self._rng.standard_normal(6) * (np.abs(axes) > 0)
-        noisy[np.abs(noisy) < self.config.dead_zone] = 0.0
-        return tuple(np.clip(noisy, -1, 1).tolist()), float(np.clip(gripper, -1, 1))
