@@ -286,11 +286,6 @@ class NanoVLA(VisionLanguageTrunk):
             value=value,
         )
 
-    def encode_actions(self, actions: Tensor) -> Tensor:
-        """Action tokens int64 [b h a] of physical actions; `replay` for actions that came from
-        elsewhere."""
-        return self.bins.encode(actions)
-
     def imitation_loss(
         self,
         observation: Observation,
@@ -312,7 +307,7 @@ class NanoVLA(VisionLanguageTrunk):
         actions = actions.to(self.device)
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
-        tokens = self.encode_actions(actions)
+        tokens = self.bins.encode(actions)
         with self.pictures.learning(valid, self.training):
             kept = None if features is None else self._tokens_of(features)
             logits, _ = self.logits_and_value(observation, tokens, kept)

@@ -13,6 +13,7 @@ import torch
 from contracts import check_policy
 from test_replay import SPEC, episode, seen
 
+from policies.actors.base import gaussian
 from policies.actors.direct import DirectActor
 from policies.actors.improved import CANDIDATES, ImprovedPolicy
 from policies.actors.own import OwnPolicy
@@ -1039,9 +1040,9 @@ def test_an_anchor_holds_the_spread_too():
             torch.cat([torch.zeros(policy.latent_dim), torch.full((policy.latent_dim,), -0.5)])
         )
         algorithm._anchor = Anchor(algorithm.policy)
-        narrow = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
+        narrow = float(gaussian(last.bias[None])[1].exp()[0, 0])
         last.bias[policy.latent_dim :] = -0.3
-        wide = float(policy._gaussian(last.bias[None])[1].exp()[0, 0])
+        wide = float(gaussian(last.bias[None])[1].exp()[0, 0])
         trajectory = cut(episode(0, t=2), 1)
         frames = {
             name: x[:1].expand(20000, -1)

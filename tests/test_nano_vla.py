@@ -123,7 +123,7 @@ def test_contract_and_likelihood(changes: dict):
     else:
         assert evaluation.value is None and output.value is None
     torch.testing.assert_close(
-        policy.encode_actions(output.chunk.actions), output.replay["action_tokens"].long()
+        policy.bins.encode(output.chunk.actions), output.replay["action_tokens"].long()
     )
     loss, metrics = policy.imitation_loss(observation, output.chunk.actions, output.chunk.valid)
     loss.backward()
@@ -439,7 +439,7 @@ def test_soft_labels():
     policy = make(soft_label_sigma=1.0, binary_gripper=True)
     # half a bin up
     actions = torch.tensor([[[0.0, 0.02, 1.0]]]).expand(1, 3, 3) + torch.tensor([0.00625, 0.0, 0.0])
-    soft = policy.bins.soft_labels(actions, policy.encode_actions(actions))
+    soft = policy.bins.soft_labels(actions, policy.bins.encode(actions))
     torch.testing.assert_close(soft.sum(-1), torch.ones(1, 3, 3))
     assert soft[0, 0, 2].tolist() == [0.0, 1.0] + [0.0] * 7, "two bins get hard labels"
     torch.testing.assert_close(soft[0, 0, 0, 4], soft[0, 0, 0, 5])
@@ -488,7 +488,7 @@ def test_soft_labels_are_no_wider_than_the_data_in_that_dimension():
     policy = NanoVLA(dataclasses.replace(TINY, soft_label_sigma=1.0), SPEC, action_stats=stats)
     torch.testing.assert_close(policy.bins.label_sigma, torch.tensor([1e-3, 0.5, 1.0]))
     actions = torch.tensor([[[0.0, 0.02, 0.0]]]).expand(1, 3, 3)  # the middle of each
-    soft = policy.bins.soft_labels(actions, policy.encode_actions(actions))[0, 0]
+    soft = policy.bins.soft_labels(actions, policy.bins.encode(actions))[0, 0]
     assert soft[0].tolist() == [0.0] * 4 + [1.0] + [0.0] * 4, "what never moves has hard labels"
     torch.testing.assert_close(soft[1, 5] / soft[1, 4], torch.tensor(-2.0).exp())
     torch.testing.assert_close(soft[2, 5] / soft[2, 4], torch.tensor(-0.5).exp())
@@ -500,7 +500,7 @@ def test_label_smoothing_is_cross_entropy_with_smoothed_targets():
     loss, _ = policy.imitation_loss(observation, actions, torch.ones(3, 3, dtype=torch.bool))
     logits, _ = policy.logits_and_value(observation)
     expected = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 2), policy.encode_actions(actions).flatten(), label_smoothing=0.2
+        logits.flatten(0, 2), policy.bins.encode(actions).flatten(), label_smoothing=0.2
     )
     torch.testing.assert_close(loss, expected)
 

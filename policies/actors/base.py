@@ -77,6 +77,12 @@ class FrameEncoder(nn.Module):
         )
 
 
+def gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log standard deviation [b l] before tanh, of the actor's output."""
+    mean, raw = out.chunk(2, dim=1)
+    return mean, _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
+
+
 class Actor(nn.Module, ActorPolicy):
     """An `ActorPolicy` whose latent action is the action, but where a subclass gives it another
     meaning.
@@ -132,7 +138,7 @@ class Actor(nn.Module, ActorPolicy):
             if noise is not None:
                 latent = (latent + self.config.noise * noise.to(latent)).clamp(-1.0, 1.0)
             return latent, latent.new_zeros(len(latent))
-        mean, log_std = self._gaussian(out)
+        mean, log_std = gaussian(out)
         if noise is None:
             return mean.tanh(), mean.new_zeros(len(mean))
         noise = noise.to(mean)
@@ -141,12 +147,6 @@ class Actor(nn.Module, ActorPolicy):
         # log(1 − tanh²)
         squashed = 2.0 * (math.log(2.0) - before - nn.functional.softplus(-2.0 * before))
         return before.tanh(), (density - squashed).sum(1)
-
-    @staticmethod
-    def _gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation [b l] before tanh, of the actor's output."""
-        mean, raw = out.chunk(2, dim=1)
-        return mean, _LOG_STD[0] + (_LOG_STD[1] - _LOG_STD[0]) * (raw.tanh() + 1.0) / 2.0
 
     def realize(self, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """What critics read of a latent action: the action itself."""
@@ -170,7 +170,7 @@ class Actor(nn.Module, ActorPolicy):
         latent, counts = self.imitable(batch, frames)
         out = self.actor(self.actor_inputs(encoded, frames))
         if self.stochastic:
-            mean, log_std = self._gaussian(out)
+            mean, log_std = gaussian(out)
             before = latent.clamp(-_INSIDE, _INSIDE).atanh()
             error = 0.5 * ((before - mean) / log_std.exp()).square() + log_std
         else:

@@ -114,7 +114,7 @@ class GripperActor(FrozenBaseActor):
 
     def choosable(self, frames: Mapping[str, Tensor]) -> Tensor:
         """Which choices there are, bool [b 3]: an end that keeping goes to anyway is none."""
-        kept = self._directions(self._kept(frames)[:, -1])
+        kept = _directions(self._kept(frames)[:, -1])
         return torch.stack([torch.ones_like(kept, dtype=torch.bool), kept != -1, kept != 1], dim=1)
 
     def chosen(self, actions: Tensor, valid: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
@@ -123,15 +123,15 @@ class GripperActor(FrozenBaseActor):
         frozen policy moves."""
         last = (valid.long().sum(1) - 1).clamp(min=0)[:, None]
         unit = self.to_unit(actions)[..., self._at]
-        went = self._directions(unit.gather(1, last.to(unit.device))[:, 0])
-        kept = self._directions(self._kept(frames).gather(1, last.to(unit.device))[:, 0])
+        went = _directions(unit.gather(1, last.to(unit.device))[:, 0])
+        kept = _directions(self._kept(frames).gather(1, last.to(unit.device))[:, 0])
         choice = torch.where(went == 0, -1, torch.where(went < 0, LOW, HIGH))
         return torch.where(went == kept, KEEP, choice)
 
     def gripper_changes(self, actions: Tensor, valid: Tensor) -> Tensor:
         """1 where a control step of an episode's decisions [t h a] sent the gripper to the other
         end, float32 [t h]; where it was at first is not known, so its first way is no change."""
-        went = self._directions(self.to_unit(actions)[..., self._at]).cpu()
+        went = _directions(self.to_unit(actions)[..., self._at]).cpu()
         changes, towards = torch.zeros(valid.shape), 0
         for t, (row, executed) in enumerate(zip(went.tolist(), valid.tolist())):
             for j, (direction, counts) in enumerate(zip(row, executed)):
@@ -206,10 +206,10 @@ class GripperActor(FrozenBaseActor):
         rows = len(next(iter(frames.values())))
         return torch.zeros(rows, self.chunk_length, device=self.low.device)
 
-    @staticmethod
-    def _directions(unit: Tensor) -> Tensor:
-        """To which end commands go: −1, 1, or 0 for neither."""
-        return (unit > _FIRM).long() - (unit < -_FIRM).long()
+
+def _directions(unit: Tensor) -> Tensor:
+    """To which end commands go: −1, 1, or 0 for neither."""
+    return (unit > _FIRM).long() - (unit < -_FIRM).long()
 
 
 def _grippers(spec: EmbodimentSpec) -> list[int]:

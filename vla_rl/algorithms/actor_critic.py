@@ -23,7 +23,7 @@ from vla_rl.algorithms.advantages import chunk_rewards
 from vla_rl.algorithms.anchor import Anchor
 from vla_rl.algorithms.conservative import RETURN
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
-from vla_rl.algorithms.picture_inputs import PictureInputs
+from vla_rl.algorithms.picture_inputs import PictureInputs, on_device
 from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
@@ -135,9 +135,11 @@ class ActorCritic(ABC):
         batch = draw(
             c.batch_size, gamma=c.gamma, n_step=c.n_step, shares=shares, images=self._eyes.open
         )
-        frames = self._on_device(self._eyes.seen(batch.extra, batch.observations, self.generator))
-        next_frames = self._on_device(
-            self._eyes.seen(batch.next_extra, batch.next_observations, self.generator)
+        frames = on_device(
+            self._eyes.seen(batch.extra, batch.observations, self.generator), self.device
+        )
+        next_frames = on_device(
+            self._eyes.seen(batch.next_extra, batch.next_observations, self.generator), self.device
         )
         with torch.set_grad_enabled(offline or c.encoder_online):
             encoded = self.policy.encode(frames)
@@ -235,13 +237,6 @@ class ActorCritic(ABC):
     ) -> dict[str, float]:
         """One step of the actor on ``encoded`` [b f], which has no gradient. Returns metrics."""
 
-    # --------------------------------------------------------------------------------------- inside
-    def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: frame.to(self.device, non_blocking=True) for name, frame in frames.items()}
-
-    def _normal(self, rows: int) -> Tensor:
-        return torch.randn(rows, self.policy.latent_dim, generator=self.generator).to(self.device)
-
     # --------------------------------------------------------------------------------------- resume
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights. Needs no pickle."""
@@ -286,6 +281,9 @@ class _ClimbingActor(ActorCritic):
         ):
             self._anchor = Anchor(self.policy)
         return super().update(draw)
+
+    def _normal(self, rows: int) -> Tensor:
+        return torch.randn(rows, self.policy.latent_dim, generator=self.generator).to(self.device)
 
     def _value(self, encoded: Tensor, latent: Tensor, frames: Mapping[str, Tensor]) -> Tensor:
         """Values [critics b] of a latent action, with gradient to it alone."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from vla_rl.algorithms.dynamics import Dynamics, StateCodec
 from vla_rl.algorithms.iql import IQL
 from vla_rl.algorithms.optim import GuardedStep, make_adamw
+from vla_rl.algorithms.picture_inputs import on_device
 from vla_rl.algorithms.ppo import PPO
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import ImitationConfig
@@ -146,7 +147,7 @@ class OfflineChain:
         c = self.config
         every = torch.arange(len(replay))
         data = replay.take(every, gamma=c.gamma, images=False)
-        frames = self._on_device(data.extra)
+        frames = on_device(data.extra, self.device)
         codec = StateCodec.fit(
             frames, data.observations.proprio.to(self.device), c.dynamics.components
         )
@@ -180,7 +181,7 @@ class OfflineChain:
             drawn = replay.draw(
                 c.imitation_batch, generator, shares={(DEMONSTRATIONS, SOLVED): 1.0}, images=False
             )
-            frames = self._on_device(drawn.extra)
+            frames = on_device(drawn.extra, self.device)
             actions, valid = drawn.labels.to(self.device), drawn.valid.to(self.device)
             loss, _ = self.policy.imitation_loss(
                 drawn.observations, actions, valid, features=frames
@@ -204,7 +205,7 @@ class OfflineChain:
         outputs, seen, advantages = [], [], []
         for count in torch.arange(self.config.states).split(_ROWS):
             drawn = replay.draw(len(count), generator, images=False)
-            frames = self._on_device(drawn.extra)
+            frames = on_device(drawn.extra, self.device)
             seeds = torch.randint(2**62, (len(count),), generator=generator).tolist()
             out = self.policy.sample(drawn.observations.to(self.device), frames, seeds)
             advantages.append(
@@ -231,7 +232,10 @@ class OfflineChain:
         if self.dynamics is None:
             raise RuntimeError("an estimate was asked for before learn_dynamics")
         generator, model = torch.Generator().manual_seed(seed), self.dynamics
-        frames, proprio = self._on_device(states.extra), states.observations.proprio.to(self.device)
+        frames, proprio = (
+            on_device(states.extra, self.device),
+            states.observations.proprio.to(self.device),
+        )
         members, state = model.members(len(proprio), generator), model.codec.encode(frames, proprio)
         total, last = (
             torch.zeros(len(proprio), device=self.device),
@@ -261,9 +265,6 @@ class OfflineChain:
         self.ppo.load_state_dict(copy.deepcopy(snapshot["ppo"]))
 
     # --------------------------------------------------------------------------------------- resume
-    def _on_device(self, frames: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: frame.to(self.device) for name, frame in frames.items()}
-
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights and ``iql``, which keeps a state of its own."""
         model = None if self.dynamics is None else self.dynamics.state_dict()

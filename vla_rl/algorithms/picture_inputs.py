@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Generator, Tensor
 
 from vla_rl.algorithms.augmentation import augment
 from vla_rl.config.imitation import AugmentConfig
 from vla_rl.interfaces import ActorPolicy
 from vla_rl.types import Observation
+
+
+def on_device(frames: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: frame.to(device, non_blocking=True) for name, frame in frames.items()}
 
 
 class PictureInputs:
