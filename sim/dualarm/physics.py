@@ -52,31 +52,14 @@ def part_pose(part: Part) -> sapien.Pose:
     )
 
 
-class World:
-    """The physics of one episode. ``poses``: {thing: [x, y, z, yaw]} (m, rad) where each starts."""
+class _Builder:
+    """Puts arms and things into a scene; whatever lives in it needs this alive."""
 
-    def __init__(self, poses: Mapping[str, np.ndarray], home: np.ndarray) -> None:
-        self.system = physx.PhysxCpuSystem()
-        self.system.timestep = 1.0 / PHYSICS_HZ
-        self.scene = sapien.Scene([self.system])
+    def __init__(self, scene: sapien.Scene) -> None:
+        self.scene = scene
         self._material = physx.PhysxMaterial(_FRICTION, _FRICTION, 0.0)
         self._entities: list[Any] = []  # bodies know theirs only weakly
-        self._fixed("table", (_TABLE,), sapien.Pose())
-        self.arms = [self._arm(arm) for arm in ARMS]
-        self._joints = [joint for arm in self.arms for joint in arm.get_active_joints()]
-        self.bodies: dict[str, Any] = {}  # {name: the component that moves}
-        self._buttons: dict[str, Any] = {}
-        for name, pose in poses.items():
-            self._place(THINGS[name], pose)
-        # joint targets (rad) and how far each gripper is to open, 0 ... 1
-        self.command = np.zeros((2, JOINTS + 1))
-        self.command[:, :JOINTS], self.command[:, JOINTS] = home, 1.0
-        for arm, row in zip(self.arms, self.command):
-            arm.set_qpos(np.array([*row[:JOINTS], FINGER_TRAVEL, FINGER_TRAVEL], dtype=np.float32))
-        self._drive(self.command)
-        self._run(_SETTLE)
 
-    # ------------------------------------------------------------------------------------- building
     def _shapes(self, body: Any, parts: tuple[Part, ...], own: int = 0) -> None:
         """Attach the solid parts; bodies that share a bit of ``own`` do not touch each other."""
         for part in parts:
@@ -96,12 +79,13 @@ class World:
         self.scene.add_entity(entity)
         return body
 
-    def _fixed(self, name: str, parts: tuple[Part, ...], pose: sapien.Pose) -> Any:
+    def fixed(self, name: str, parts: tuple[Part, ...], pose: sapien.Pose) -> Any:
         body = physx.PhysxRigidStaticComponent()
         self._shapes(body, parts)
         return self._add(name, body, pose)
 
-    def _arm(self, arm: str) -> Any:
+    def arm(self, arm: str) -> Any:
+        """Its articulation."""
         own = 1 << (4 + ARMS.index(arm))
         links = {"base": self._link(f"{arm}_base", None, BASE, 1.0, own)}
         for link in LINKS:
@@ -142,22 +126,22 @@ class World:
         else:
             joint.set_drive_properties(_STIFFNESS, _DAMPING, _FORCE, "acceleration")
 
-    def _place(self, thing: Thing, pose: np.ndarray) -> None:
+    def thing(self, thing: Thing, pose: np.ndarray) -> Any:
+        """What moves of it; of a bell its foot."""
         where = sapien.Pose(pose[:3], about_z(float(pose[3])))
         if thing.kind == "button":
-            self._button(thing, where)
-        elif thing.kind == "fixed":
-            self.bodies[thing.name] = self._fixed(thing.name, thing.parts, where)
-        else:
-            body = physx.PhysxRigidDynamicComponent()
-            self._shapes(body, thing.parts)
-            body.set_mass(thing.mass)
-            body.set_linear_damping(0.05)
-            body.set_angular_damping(0.5)
-            body.solver_position_iterations = 16
-            self.bodies[thing.name] = self._add(thing.name, body, where)
+            return self._button(thing, where)
+        if thing.kind == "fixed":
+            return self.fixed(thing.name, thing.parts, where)
+        body = physx.PhysxRigidDynamicComponent()
+        self._shapes(body, thing.parts)
+        body.set_mass(thing.mass)
+        body.set_linear_damping(0.05)
+        body.set_angular_damping(0.5)
+        body.solver_position_iterations = 16
+        return self._add(thing.name, body, where)
 
-    def _button(self, thing: Thing, where: sapien.Pose) -> None:
+    def _button(self, thing: Thing, where: sapien.Pose) -> Any:
         foot = self._link(thing.name, None, thing.parts, 1.0, 1 << 8)
         cap = self._link(f"{thing.name}_cap", foot, thing.cap, 0.02, 1 << 8)
         cap.disable_gravity = True
@@ -169,7 +153,34 @@ class World:
         foot.entity.set_pose(where)
         for body in (foot, cap):
             self.scene.add_entity(body.entity)
-        self.bodies[thing.name], self._buttons[thing.name] = foot, foot.articulation
+        return foot
+
+
+class World:
+    """The physics of one episode. ``poses``: {thing: [x, y, z, yaw]} (m, rad) where each starts."""
+
+    def __init__(self, poses: Mapping[str, np.ndarray], home: np.ndarray) -> None:
+        self.system = physx.PhysxCpuSystem()
+        self.system.timestep = 1.0 / PHYSICS_HZ
+        self.scene = sapien.Scene([self.system])
+        self._builder = builder = _Builder(self.scene)
+        builder.fixed("table", (_TABLE,), sapien.Pose())
+        self.arms = [builder.arm(arm) for arm in ARMS]
+        self._joints = [joint for arm in self.arms for joint in arm.get_active_joints()]
+        # {name: the component that moves}
+        self.bodies = {name: builder.thing(THINGS[name], pose) for name, pose in poses.items()}
+        self._buttons = {
+            name: body.articulation
+            for name, body in self.bodies.items()
+            if THINGS[name].kind == "button"
+        }
+        # joint targets (rad) and how far each gripper is to open, 0 ... 1
+        self.command = np.zeros((2, JOINTS + 1))
+        self.command[:, :JOINTS], self.command[:, JOINTS] = home, 1.0
+        for arm, row in zip(self.arms, self.command):
+            arm.set_qpos(np.array([*row[:JOINTS], FINGER_TRAVEL, FINGER_TRAVEL], dtype=np.float32))
+        self._drive(self.command)
+        self._run(_SETTLE)
 
     # ------------------------------------------------------------------------------------- stepping
     def control_step(self, command: np.ndarray) -> None:
