@@ -99,31 +99,9 @@ class Checkout:
         """Raise `UserError` for what is missing, with the remedy; imports neither the checkout
         nor its packages."""
         branches.detect(self.config.root)
-        self._check_tasks()
-        self._check_packages()
+        _check_tasks(self.config, self.root)
+        _check_packages()
         self._check_assets()
-
-    def _check_tasks(self) -> None:
-        for task in self.config.tasks:
-            if not (self.root / "envs" / f"{task}.py").is_file():
-                raise UserError(
-                    f"env.tasks: the checkout {self.config.root} has no task {task!r} "
-                    f"(envs/{task}.py)"
-                )
-
-    def _check_packages(self) -> None:
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-        numpy = importlib.metadata.version("numpy")
-        if not missing and not numpy.startswith("1."):
-            missing = [f"numpy 1, as mplib, its planner, crashes with numpy {numpy}"]
-        if missing:
-            planner = " (mplib is its planner)" if "mplib" in missing else ""
-            raise MissingDependency(
-                f"RoboTwin needs {', '.join(missing)}{planner}, in the Python that simulates "
-                f"({sys.executable}). mplib wants numpy 1, which does not go with the packages "
-                "here: make a venv with sapien==3.0.3, mplib==0.2.1, numpy<2 and the others, and "
-                "name its Python with slots.python=/path/to/venv/bin/python"
-            )
 
     def _check_assets(self) -> None:
         c = self.config
@@ -136,36 +114,28 @@ class Checkout:
                     f"one of {names}"
                 )
             if not (self._robot_folder() / "config.yml").is_file():
-                raise self._missing(
-                    "embodiments",
+                raise _missing(
+                    self.assets / "embodiments",
                     f"env.embodiment={c.embodiment}",
                     f"env.embodiment={primitive_arm.NAME}",
                 )
-        if [task for task in c.tasks if task not in BOXES_ONLY] and not self._has("objects"):
+        if [task for task in c.tasks if task not in BOXES_ONLY] and not _filled(
+            self.assets / "objects"
+        ):
             needs = next(task for task in c.tasks if task not in BOXES_ONLY)
-            raise self._missing(
-                "objects",
+            raise _missing(
+                self.assets / "objects",
                 f"The task {needs}",
                 f"one of the tasks of boxes alone ({', '.join(BOXES_ONLY)})",
             )
         if c.setting == "demo_randomized":
             for folder in ("background_texture", "objects"):
-                if not self._has(folder):
-                    raise self._missing(
-                        folder, "env.setting=demo_randomized", "env.setting=demo_clean"
+                if not _filled(self.assets / folder):
+                    raise _missing(
+                        self.assets / folder,
+                        "env.setting=demo_randomized",
+                        "env.setting=demo_clean",
                     )
-
-    def _has(self, folder: str) -> bool:
-        place = self.assets / folder
-        return place.is_dir() and any(place.iterdir())
-
-    def _missing(self, folder: str, who: str, instead: str) -> MissingDependency:
-        archive, size = ARCHIVES[folder]
-        return MissingDependency(
-            f"{who} needs {self.assets / folder}, which {archive} ({size}) of the data set "
-            "TianxingChen/RoboTwin2.0 brings: the checkout's own script downloads it. Name a copy "
-            f"with env.assets=FOLDER, or use {instead}."
-        )
 
     def _embodiments(self) -> dict[str, str]:
         """{name: folder, as the checkout names it}."""
@@ -194,7 +164,7 @@ class Checkout:
         for name in _STAND_INS:
             if importlib.util.find_spec(name) is None:
                 sys.modules[name] = types.ModuleType(name)
-        self._fix_look()
+        _fix_look(self.config.look)
         sys.dont_write_bytecode = True  # not even a cache goes into the checkout
         sys.path.insert(0, str(self.root))
         self.branch.prepare()
@@ -232,16 +202,6 @@ class Checkout:
                 (assets / place).parent.mkdir(exist_ok=True)
                 (assets / place).write_text(json.dumps(content), encoding="utf-8")
         return Path(self._folder.name)
-
-    def _fix_look(self) -> None:
-        """RoboTwin asks for its ray tracer whenever it makes a scene; it gets what the config
-        says."""
-        from sapien import render
-
-        chosen, choose = shaders.pack(SHADERS[self.config.look]), render.set_camera_shader_dir
-        render.set_camera_shader_dir = lambda _: choose(chosen)
-        if self.config.look != "paper":
-            render.set_ray_tracing_denoiser = lambda _: None
 
     def _options(self) -> dict[str, Any]:
         """What ``setup_demo`` takes besides task and seed: the setting's file, robot and
@@ -312,6 +272,53 @@ class Checkout:
             os.chdir(self.root)
             shutil.rmtree(self._folder.name, ignore_errors=True)
             self._folder = None
+
+
+def _check_tasks(config: RoboTwinConfig, root: Path) -> None:
+    for task in config.tasks:
+        if not (root / "envs" / f"{task}.py").is_file():
+            raise UserError(
+                f"env.tasks: the checkout {config.root} has no task {task!r} (envs/{task}.py)"
+            )
+
+
+def _check_packages() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    numpy = importlib.metadata.version("numpy")
+    if not missing and not numpy.startswith("1."):
+        missing = [f"numpy 1, as mplib, its planner, crashes with numpy {numpy}"]
+    if missing:
+        planner = " (mplib is its planner)" if "mplib" in missing else ""
+        raise MissingDependency(
+            f"RoboTwin needs {', '.join(missing)}{planner}, in the Python that simulates "
+            f"({sys.executable}). mplib wants numpy 1, which does not go with the packages "
+            "here: make a venv with sapien==3.0.3, mplib==0.2.1, numpy<2 and the others, and "
+            "name its Python with slots.python=/path/to/venv/bin/python"
+        )
+
+
+def _filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _missing(folder: Path, who: str, instead: str) -> MissingDependency:
+    archive, size = ARCHIVES[folder.name]
+    return MissingDependency(
+        f"{who} needs {folder}, which {archive} ({size}) of the data set "
+        "TianxingChen/RoboTwin2.0 brings: the checkout's own script downloads it. Name a copy "
+        f"with env.assets=FOLDER, or use {instead}."
+    )
+
+
+def _fix_look(look: str) -> None:
+    """RoboTwin asks for its ray tracer whenever it makes a scene; it gets what the config
+    says."""
+    from sapien import render
+
+    chosen, choose = shaders.pack(SHADERS[look]), render.set_camera_shader_dir
+    render.set_camera_shader_dir = lambda _: choose(chosen)
+    if look != "paper":
+        render.set_ray_tracing_denoiser = lambda _: None
 
 
 @contextlib.contextmanager
