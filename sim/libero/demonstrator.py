@@ -113,6 +113,14 @@ class Shapes:
         half = np.einsum("nij,nj->ni", np.abs(rotation), self.model.geom_aabb[geoms, 3:])
         return centre - half, centre + half
 
+    def top_on_way(self, start: np.ndarray, end: np.ndarray, without: tuple[int, ...]) -> float:
+        """Height of the tallest thing near the straight way from ``start`` to ``end``."""
+        low, high = self.boxes(without)
+        steps = max(2, int(np.linalg.norm(end[:2] - start[:2]) / 0.02) + 1)
+        way = np.linspace(start[:2], end[:2], steps)
+        near = (distance_to_boxes(way, low, high) < SIDE).any(axis=0)
+        return float(high[near, 2].max()) if near.any() else -np.inf
+
 
 def distance_to_boxes(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Horizontal distance (m) [k, n] of ``points`` [k, 2] from boxes."""
@@ -193,6 +201,43 @@ def _blocked(shapes: Shapes, body: int, place: np.ndarray, direction: np.ndarray
     return float(hits.sum()) + 0.5 * float(touching.sum())
 
 
+class _Destination:
+    """Where one part of the goal wants its object, as the scene is now."""
+
+    def __init__(self, state: LiberoView, shapes: Shapes, part: tuple[str, ...]) -> None:
+        self._state, self._shapes, self._part = state, shapes, part
+
+    def body(self) -> int:
+        target = self._part[2]
+        bodies = self._state.scene.env.obj_body_id
+        if target in bodies:
+            return int(bodies[target])
+        model = self._state.scene.model
+        return int(model.site_bodyid[model.site(target).id])
+
+    def goal(self) -> tuple[np.ndarray, float]:
+        """Where the load's origin should end [2], and the height of what must be cleared on the
+        way there."""
+        place = self._state.position(self._part[2])[:2]
+        low, high = self._boxes()
+        near = distance_to_boxes(place[None], low, high)[0] < 0.08
+        return place, float(high[near, 2].max()) if near.any() else self.floor()
+
+    def floor(self) -> float:
+        """Height on which the load should come to rest."""
+        place = self._state.position(self._part[2])
+        low, high = self._boxes()
+        below = distance_to_boxes(place[None, :2], low, high)[0] < 0.005
+        if self._part[0] == "in" or not below.any():
+            return float(low[below, 2].min()) if below.any() else float(place[2])
+        return float(np.min(high[below, 2]))
+
+    def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
+        root = self._shapes.root_of(self.body())
+        others = tuple(int(r) for r in np.unique(self._shapes.root) if r != root)
+        return self._shapes.boxes(without=others)
+
+
 class PickAndPlace:
     """An expert for one episode: phases approach, close, carry, release; then the next part of
     the goal."""
@@ -222,6 +267,7 @@ class PickAndPlace:
         holds = self._state.holds()
         pending = [part for part, true in zip(self._state.problem.goal, holds) if not true]
         self._part = (pending or self._parts)[0]
+        self._there = _Destination(self._state, self._shapes, self._part)
         self._phase, self._steps, self._lost = "approach", 0, 0
         self._last_bottom, self._still = np.inf, 0  # of the load, while it is lowered
         self._opening = self._state.gripper_open
@@ -268,7 +314,7 @@ class PickAndPlace:
         height = place[2] + min(clear, 5.0 * max(0.0, across - 0.005)) if near else place[2] + clear
         if across > 0.05:
             body = self._body(self._name)
-            height = max(height, self._obstacle_top(hand, place, (body,)) + FINGERTIP + 0.02)
+            height = max(height, self._shapes.top_on_way(hand, place, (body,)) + FINGERTIP + 0.02)
         command = toward(hand, np.array([place[0], place[1], height]))
         if across > 0.02 and height - hand[2] > 0.01:  # up first, then across
             command[:2] *= max(0.0, 1.0 - (height - hand[2] - 0.01) / 0.03)
@@ -298,16 +344,16 @@ class PickAndPlace:
         if self._lost >= 4:
             self._begin()
             return np.zeros(3), OPEN
-        goal, rim = self._goal()
+        goal, rim = self._there.goal()
         load = state.position(name)
         gap = goal - load[:2]
         across = float(np.hypot(gap[0], gap[1]))
         bottom = float((self._points[name] @ state.rotation(name).T)[:, 2].min() + load[2])
         if self._part[0] == "in":
             # The open fingers do not fit into a basket: they stay above its rim.
-            lowest = max(self._floor() + 0.02, bottom + rim + FINGERTIP + 0.004 - hand[2])
+            lowest = max(self._there.floor() + 0.02, bottom + rim + FINGERTIP + 0.004 - hand[2])
         else:
-            lowest = self._floor()
+            lowest = self._there.floor()
         sinks = across > 0.02 or abs(bottom - self._last_bottom) > 0.0008
         self._still, self._last_bottom = 0 if sinks else self._still + 1, bottom
         # there, or come down onto something
@@ -315,8 +361,8 @@ class PickAndPlace:
             self._phase, self._at = "release", hand.copy()
             return np.zeros(3), OPEN
         if across > 0.03:
-            destination = self._shapes.root_of(self._destination_body())
-            obstacle = self._obstacle_top(
+            destination = self._shapes.root_of(self._there.body())
+            obstacle = self._shapes.top_on_way(
                 load, np.array([*goal, 0.0]), (self._body(name), destination)
             )
             safe = max(obstacle, rim) + 0.025
@@ -344,14 +390,6 @@ class PickAndPlace:
     def _body(self, name: str) -> int:
         return int(self._state.scene.env.obj_body_id[name])
 
-    def _destination_body(self) -> int:
-        target = self._part[2]
-        bodies = self._state.scene.env.obj_body_id
-        if target in bodies:
-            return int(bodies[target])
-        model = self._state.scene.model
-        return int(model.site_bodyid[model.site(target).id])
-
     def _grasp_place(self) -> np.ndarray:
         return (
             self._state.position(self._name) + self._state.rotation(self._name) @ self._grasp.place
@@ -360,36 +398,6 @@ class PickAndPlace:
     def _top(self, name: str) -> float:
         points = self._points[name] @ self._state.rotation(name).T
         return float(points[:, 2].max() + self._state.position(name)[2])
-
-    def _goal(self) -> tuple[np.ndarray, float]:
-        """Where the load's origin should end [2], and the height of what must be cleared on the
-        way there."""
-        place = self._state.position(self._part[2])[:2]
-        low, high = self._destination_boxes()
-        near = distance_to_boxes(place[None], low, high)[0] < 0.08
-        return place, float(high[near, 2].max()) if near.any() else self._floor()
-
-    def _floor(self) -> float:
-        """Height on which the load should come to rest."""
-        place = self._state.position(self._part[2])
-        low, high = self._destination_boxes()
-        below = distance_to_boxes(place[None, :2], low, high)[0] < 0.005
-        if self._part[0] == "in" or not below.any():
-            return float(low[below, 2].min()) if below.any() else float(place[2])
-        return float(np.min(high[below, 2]))
-
-    def _destination_boxes(self) -> tuple[np.ndarray, np.ndarray]:
-        root = self._shapes.root_of(self._destination_body())
-        others = tuple(int(r) for r in np.unique(self._shapes.root) if r != root)
-        return self._shapes.boxes(without=others)
-
-    def _obstacle_top(self, start: np.ndarray, end: np.ndarray, without: tuple[int, ...]) -> float:
-        """Height of the tallest thing near the straight way from ``start`` to ``end``."""
-        low, high = self._shapes.boxes(without)
-        steps = max(2, int(np.linalg.norm(end[:2] - start[:2]) / 0.02) + 1)
-        way = np.linspace(start[:2], end[:2], steps)
-        near = (distance_to_boxes(way, low, high) < SIDE).any(axis=0)
-        return float(high[near, 2].max()) if near.any() else -np.inf
 
     # ---------------------------------------------------------------------------------- orientation
     def _finger_axis(self) -> np.ndarray:
