@@ -66,10 +66,10 @@ def run(task: str, folder: Path) -> str:
     )
     simulator = LiberoSimulator(config)
     seen = [simulator.start(0, EpisodeSpec(task, 0, split="held_out")).images]
-    states = [np.r_[simulator.physics(0).qpos, simulator.physics(0).qvel]]
+    states = [np.r_[simulator.slot(0).data.qpos, simulator.slot(0).data.qvel]]
     actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 7)).astype(np.float32)
     seen.append(simulator.step(0, actions).observation.images)
-    states.append(np.r_[simulator.physics(0).qpos, simulator.physics(0).qvel])
+    states.append(np.r_[simulator.slot(0).data.qpos, simulator.slot(0).data.qvel])
     plain = own_env(simulator.task(task), folder)
     simulator.close()
     for images, state, look in zip(

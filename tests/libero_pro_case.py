@@ -37,14 +37,14 @@ def run(task: str, beside: bool = True) -> str:
         equal(simulator, plain, step.observation, plain.run(actions))
         assert step.success == bool(plain.success)
         plain.close()
-    data = simulator.physics(0)
+    data = simulator.slot(0).data
     states = hashlib.sha256(data.qpos.tobytes() + data.qvel.tobytes()).hexdigest()[:16]
     simulator.close()
     return f"{task}: {len(data.qpos)} joints, {len(started.images)} pictures, {states}"
 
 
 def equal(simulator: LiberoSimulator, plain: WatchedEnv, ours: Observation, theirs: Any) -> None:
-    data = simulator.physics(0)
+    data = simulator.slot(0).data
     np.testing.assert_array_equal(data.qpos, plain.data.qpos)
     np.testing.assert_array_equal(data.qvel, plain.data.qvel)
     for name, picture in ours.images.items():

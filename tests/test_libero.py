@@ -122,7 +122,7 @@ def test_a_simulator_lists_its_tasks_without_building_anything() -> None:
     )
     with pytest.raises(ConfigError, match="libero_object/0"):
         simulator.task("libero_object/0")
-    assert [simulator.is_official(split) for split in ("train", "held_out")] == [False, True]
+    assert [simulator.config.is_official(split) for split in ("train", "held_out")] == [False, True]
     simulator.close()
 
 
@@ -132,7 +132,9 @@ def test_both_kinds_of_initial_states_can_be_forced(monkeypatch) -> None:
     assert "sampled" in LiberoConfig().initial_states("train")
     for name, expected in (("official", True), ("sampled", False)):
         simulator = LiberoSimulator(LiberoConfig(init_states=name))
-        assert [simulator.is_official(split) for split in ("train", "held_out")] == [expected] * 2
+        assert [simulator.config.is_official(split) for split in ("train", "held_out")] == [
+            expected
+        ] * 2
 
 
 def test_conditions_name_look_controller_and_limit() -> None:

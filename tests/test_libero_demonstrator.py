@@ -258,7 +258,7 @@ def test_the_box_around_an_object_holds_its_points(simulator) -> None:
     from sim.libero.demonstrator import Shapes
 
     simulator.start(0, EpisodeSpec(TASK, 1, split="train"))
-    scene, data = simulator.scene(TASK), simulator.physics(0)
+    scene, data = simulator.scene(TASK), simulator.slot(0).data
     points = Shapes(scene.model, data).points(int(scene.env.obj_body_id["cream_cheese_1"]))
     low, high = scene.box(data, "cream_cheese_1")
     assert (points >= low - 1e-6).all() and (points <= high + 1e-6).all()

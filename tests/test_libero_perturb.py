@@ -243,11 +243,11 @@ def change(a, b, camera: str = "agentview") -> float:
 )
 def test_a_factor_changes_its_own_episode_alone_and_repeats(simulator, factor) -> None:
     plain = simulator.start(0, episode())
-    qpos = simulator.physics(0).qpos.copy()
+    qpos = simulator.slot(0).data.qpos.copy()
     after = simulator.step(0, REST)
     simulator.start(0, episode())
     perturbed = simulator.start(1, episode(f"{factor}:4"))
-    moved = np.abs(simulator.physics(1).qpos - qpos)
+    moved = np.abs(simulator.slot(1).data.qpos - qpos)
     # a neighbour's changes do not show, nor move anything
     assert_same_step(simulator.step(0, REST), after)
     stepped = simulator.step(1, REST)
@@ -351,7 +351,7 @@ def test_layouts_are_found_where_things_still_fall_at_the_start() -> None:
     )
     start = EpisodeSpec("libero_90/47", 0, "held_out")
     simulator.start(0, start)
-    names = list(simulator.problem(start.task_id).objects)
+    names = list(simulator.task(start.task_id).problem.objects)
     state = simulator.state(0)
     before = {name: state.position(name) for name in names}
     simulator.start(0, replace(start, perturbation="layout:3"))
@@ -361,14 +361,14 @@ def test_layouts_are_found_where_things_still_fall_at_the_start() -> None:
     assert np.abs(heights).max() < 0.01 and state.position("ketchup_1")[2] == pytest.approx(
         0.509, abs=0.01
     )
-    assert np.abs(simulator.physics(0).qvel).max() < 0.1, "and all is at rest"
+    assert np.abs(simulator.slot(0).data.qvel).max() < 0.1, "and all is at rest"
     simulator.close()
 
 
 @pytest.mark.real_sim
 def test_objects_stay_on_the_floor_and_apart_in_another_layout(simulator) -> None:
     simulator.start(0, episode())
-    names = list(simulator.problem(TASK).objects)
+    names = list(simulator.task(TASK).problem.objects)
     before = {name: simulator.state(0).position(name) for name in names}
     for number in (1, 2):
         simulator.start(0, episode("layout:5", number))
@@ -382,11 +382,11 @@ def test_objects_stay_on_the_floor_and_apart_in_another_layout(simulator) -> Non
 @pytest.mark.real_sim
 def test_levels_of_one_episode_push_in_one_direction(simulator) -> None:
     simulator.start(0, episode())
-    home = simulator.physics(0).qpos[:7].copy()
+    home = simulator.slot(0).data.qpos[:7].copy()
     offsets = []
     for level in LEVELS:
         simulator.start(0, episode(f"robot:{level}"))
-        offsets.append(simulator.physics(0).qpos[:7] - home)
+        offsets.append(simulator.slot(0).data.qpos[:7] - home)
     np.testing.assert_allclose(
         [np.linalg.norm(o) for o in offsets], [0.1, 0.2, 0.3, 0.4, 0.5], atol=1e-9
     )
@@ -398,11 +398,11 @@ def test_the_benchmarks_robot_is_put_back_by_its_reset(simulator) -> None:
     """The stale goal of the reset drags it for a while: less than the nominal 0.3 rad, unlike
     the held start."""
     simulator.start(0, episode())
-    home = simulator.physics(0).qpos[:7].copy()
+    home = simulator.slot(0).data.qpos[:7].copy()
     simulator.start(0, episode("robot_benchmark:3"))
-    assert 0.05 < np.linalg.norm(simulator.physics(0).qpos[:7] - home) < 0.29
+    assert 0.05 < np.linalg.norm(simulator.slot(0).data.qpos[:7] - home) < 0.29
     simulator.start(0, episode())
-    np.testing.assert_array_equal(simulator.physics(0).qpos[:7], home)
+    np.testing.assert_array_equal(simulator.slot(0).data.qpos[:7], home)
 
 
 # ------------------------------------------------------------------------------------------- faults

@@ -261,7 +261,7 @@ def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(
 
     def of(episode: int) -> tuple[np.ndarray, ...]:
         simulator.start(0, EpisodeSpec(task, episode, split="held_out"))
-        data, model = simulator.physics(0), simulator.scene(task).model
+        data, model = simulator.slot(0).data, simulator.scene(task).model
         return data.qpos.copy(), data.qvel.copy(), model.body_pos.copy()
 
     for episode in range(3 if FIFTIETH[task] else 50):

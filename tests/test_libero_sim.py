@@ -69,7 +69,7 @@ def assert_equal_to(
 ) -> None:
     """Physics bit by bit, images byte by byte (turned by 180 degrees), proprio to single
     precision."""
-    data = simulator.physics(slot)
+    data = simulator.slot(slot).data
     np.testing.assert_array_equal(data.qpos, reference.data.qpos)
     np.testing.assert_array_equal(data.qvel, reference.data.qvel)
     np.testing.assert_array_equal(
@@ -103,7 +103,7 @@ def run_beside(
         taken += step.executed
         assert step.success == bool(reference.success)
         if step.success:
-            np.testing.assert_array_equal(simulator.physics(slot).qpos, reference.data.qpos)
+            np.testing.assert_array_equal(simulator.slot(slot).data.qpos, reference.data.qpos)
             break
         assert_equal_to(reference, simulator, slot, observed, step.observation)
     return taken
@@ -217,7 +217,9 @@ def test_the_fast_controller_agrees_to_rounding(simulator) -> None:
     for each in (simulator, fast):
         each.start(0, episode)
         each.step(0, actions)
-    np.testing.assert_allclose(fast.physics(0).qpos, simulator.physics(0).qpos, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(
+        fast.slot(0).data.qpos, simulator.slot(0).data.qpos, atol=1e-6, rtol=0
+    )
     fast.close()
 
 
@@ -233,7 +235,7 @@ def test_light_look_has_the_same_physics_and_a_similar_picture(simulator) -> Non
     states = []
     for each in (simulator, light):
         each.step(0, actions)
-        states.append(each.physics(0).qpos.copy())
+        states.append(each.slot(0).data.qpos.copy())
     np.testing.assert_array_equal(*states)
     scenes = [each.scene(SPATIAL).model.mesh_facenum.sum() for each in (simulator, light)]
     assert scenes[1] < 0.5 * scenes[0]
@@ -251,7 +253,7 @@ def test_what_experts_and_critics_read(simulator) -> None:
     assert abs(view.joint("wooden_cabinet_1_top_region")) < 0.01
     with pytest.raises(UserError, match="no object or region 'teapot'"):
         view.position("teapot")
-    data, scene = simulator.physics(0), simulator.scene(SPATIAL)
+    data, scene = simulator.slot(0).data, simulator.scene(SPATIAL)
     bowl = scene.model.joint("akita_black_bowl_1_joint0").qposadr[0]
     before = simulator.observe(0).privileged
     data.qpos[bowl : bowl + 3] = view.position("plate_1") + np.array([0.0, 0.0, 0.02])
@@ -342,7 +344,7 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
     simulator, reference = make("libero_10", "2"), Reference("libero_10", 2, SIZE)
     dark = simulator.start(0, EpisodeSpec("libero_10/2", 0, split="held_out"))
     reference.reset(0, official=0)
-    for data in (simulator.physics(0), reference.data):
+    for data in (simulator.slot(0).data, reference.data):
         data.qpos[simulator.scene("libero_10/2").model.joint("flat_stove_1_button").qposadr[0]] = (
             1.0
         )
@@ -390,7 +392,7 @@ def test_equal_to_lerobots_env(suite, task, reset) -> None:
             for action in actions:
                 env._env.sim._render_context_offscreen.gl_ctx.make_current()
                 observed = env.step(action)[0]
-        np.testing.assert_array_equal(simulator.physics(0).qpos, env._env.sim.data._data.qpos)
+        np.testing.assert_array_equal(simulator.slot(0).data.qpos, env._env.sim.data._data.qpos)
         for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
             np.testing.assert_array_equal(
                 observation.images[camera], observed["pixels"][name][::-1, ::-1]

@@ -470,8 +470,8 @@ def compare(
             for camera, name in zip(BOTH, ("image", "image2"))
         )
         decisions, identical = decisions + 1, identical + same
-        worst = max(worst, float(np.abs(exact.physics(0).qpos - env.data.qpos).max()))
-        drift = max(drift, float(np.abs(exact.physics(0).qpos - fast.physics(0).qpos).max()))
+        worst = max(worst, float(np.abs(exact.slot(0).data.qpos - env.data.qpos).max()))
+        drift = max(drift, float(np.abs(exact.slot(0).data.qpos - fast.slot(0).data.qpos).max()))
         if at >= len(actions):
             break
         for action in actions[at : at + chunk]:

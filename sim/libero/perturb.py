@@ -64,7 +64,7 @@ class PerturbedLibero(LiberoSimulator):
         observation = super().start(slot, episode)
         factor, scene = episode.perturbed[0], self.scene(episode.task_id)
         if factor == "robot":  # the arm is drawn towards where it starts, as in LIBERO-Plus
-            self._postures[slot] = self.physics(slot).qpos[scene.controller.qpos_index].copy()
+            self._postures[slot] = self.slot(slot).data.qpos[scene.controller.qpos_index].copy()
         elif factor == "robot_benchmark":
             self._postures[slot] = self._benchmark_posture(episode, scene)
         return observation
@@ -72,7 +72,7 @@ class PerturbedLibero(LiberoSimulator):
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
         if slot not in self._postures:
             return super().step(slot, actions)
-        with self.scene(self.episode(slot).task_id).posture(self._postures[slot]):
+        with self.scene(self.slot(slot).episode.task_id).posture(self._postures[slot]):
             return super().step(slot, actions)
 
     def edit_initial_state(
@@ -122,7 +122,7 @@ class PerturbedLibero(LiberoSimulator):
         instruction = super().instruction_of(episode)
         factor, level = episode.perturbed
         if factor == "language":
-            problem = self.problem(episode.task_id)
+            problem = self.task(episode.task_id).problem
             things = {*problem.objects.values(), *problem.fixtures.values()}
             return paraphrase(instruction, level, self._rng(episode), things)
         if factor == "no_instruction":
@@ -182,7 +182,7 @@ class PerturbedLibero(LiberoSimulator):
                 f"perturbation {factor!r} of libero changes the camera {CAMERA}, which is not "
                 f"among {self.config.cameras}: leave it out, or set env.cameras=[{CAMERA}]."
             )
-        if factor == "robot_benchmark" and not self.is_official(episode.split):
+        if factor == "robot_benchmark" and not self.config.is_official(episode.split):
             raise ConfigError(
                 f"perturbation {factor!r} of libero is about official initial states, but those of "
                 f"split {episode.split!r} are sampled: evaluate with --split held_out, or set "

@@ -46,7 +46,6 @@ from sim.libero.tasks import (
     MAX_GOALS,
     MAX_OBJECTS,
     OBJECT_DIM,
-    Problem,
     Task,
     find_tasks,
 )
@@ -235,30 +234,14 @@ class LiberoSimulator:
         s = running(self._slots, slot, over=True)
         return LiberoView(s.scene, s.wrapped)
 
-    def physics(self, slot: int) -> mujoco.MjData:
-        """The slot's MuJoCo state."""
-        return running(self._slots, slot, over=True).data
-
-    def episode(self, slot: int) -> EpisodeSpec:
-        """What runs, or ran last, in the slot."""
-        return running(self._slots, slot, over=True).episode
-
     def task(self, task_id: str) -> Task:
         """A configured task. `ConfigError` for another one."""
         return task_named(self._tasks, task_id)
 
-    def problem(self, task_id: str) -> Problem:
-        """The task's BDDL file, parsed."""
-        return self.task(task_id).problem
-
-    def is_official(self, split: str) -> bool:
-        """Whether episodes of ``split`` start from the benchmark's own initial states."""
-        return self.config.is_official(split)
-
     def initial_state(self, episode: EpisodeSpec) -> Snapshot:
         """The settled snapshot that an episode starts from; the latest ones are kept."""
         number = episode.init_state_id
-        if self.is_official(episode.split):
+        if self.config.is_official(episode.split):
             states = _official_states(str(self.task(episode.task_id).init_file))
             key = (episode.task_id, "official", number % len(states))
         else:
@@ -267,9 +250,9 @@ class LiberoSimulator:
             self._cache.move_to_end(key)
             return self._cache[key]
         scene = self.scene(episode.task_id)
-        begin = self._sampled if states is None else self._official
+        begin = _sampled if states is None else _official
         with scene.posture(_posture(scene.task)):
-            snapshot = begin(scene, episode)
+            snapshot = begin(self.config, scene, episode)
         if scene.task.change is not None:
             from sim.libero.perturb_scene import plus_view
 
@@ -279,33 +262,6 @@ class LiberoSimulator:
         self._cache[key] = snapshot
         while len(self._cache) > _CACHED_STATES:
             self._cache.popitem(last=False)
-        return snapshot
-
-    def _official(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
-        states = _official_states(str(scene.task.init_file))
-        number, config = episode.init_state_id % len(states), self.config
-        seed = config.scene_seed + (number if config.fixtures == "numbered" else 0)
-        resets = number + 1 if config.fixtures == "loop" else 1
-        return scene.settled(
-            seed=seed, state=states[number], steps=config.settle_steps, resets=resets
-        )
-
-    def _sampled(self, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
-        for attempt in range(_ATTEMPTS):
-            seed = (
-                splits.stable_seed(
-                    "libero", episode.task_id, episode.split, episode.init_state_id, attempt
-                )
-                % 2**32
-            )
-            snapshot = scene.settled(
-                seed=seed,
-                state=None,
-                steps=self.config.settle_steps,
-                arm_noise=self.config.arm_noise,
-            )
-            if not snapshot.success:
-                break
         return snapshot
 
     def scene(self, task_id: str) -> TaskScene:
@@ -357,8 +313,35 @@ class LiberoSimulator:
                 s.forget(key)
 
     def slot(self, slot: int) -> _Slot:
-        """What a slot runs, or ran last, for benchmarks."""
+        """What a slot runs, or ran last."""
         return running(self._slots, slot, over=True)
+
+
+def _official(config: LiberoConfig, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+    states = _official_states(str(scene.task.init_file))
+    number = episode.init_state_id % len(states)
+    seed = config.scene_seed + (number if config.fixtures == "numbered" else 0)
+    resets = number + 1 if config.fixtures == "loop" else 1
+    return scene.settled(seed=seed, state=states[number], steps=config.settle_steps, resets=resets)
+
+
+def _sampled(config: LiberoConfig, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+    for attempt in range(_ATTEMPTS):
+        seed = (
+            splits.stable_seed(
+                "libero", episode.task_id, episode.split, episode.init_state_id, attempt
+            )
+            % 2**32
+        )
+        snapshot = scene.settled(
+            seed=seed,
+            state=None,
+            steps=config.settle_steps,
+            arm_noise=config.arm_noise,
+        )
+        if not snapshot.success:
+            break
+    return snapshot
 
 
 def _free_worlds(worlds: dict[str, Any], contexts: list[Any]) -> None:

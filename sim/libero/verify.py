@@ -187,7 +187,7 @@ def _verified(task: str, rows: list[Row], driver: str, folder: str) -> tuple[str
     try:
         for row in rows:
             seen = simulator.start(0, EpisodeSpec(task, row.number, split="held_out"))
-            found = Row.of(task, row.number, simulator.physics(0), seen.images)
+            found = Row.of(task, row.number, simulator.slot(0).data, seen.images)
             said.append(compared(row, found, gl_driver() == driver))
     finally:
         simulator.close()
