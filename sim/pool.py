@@ -39,17 +39,6 @@ if TYPE_CHECKING:
 _CLOSE_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class _WorkerStats:
-    """What one worker (and those it replaced) did: seconds inside the simulator, and counts."""
-
-    pid: int
-    busy_seconds: float
-    control_steps: int
-    episodes: int
-    restarts: int
-
-
 class ProcessPool:
     """An `Env` of ``num_workers`` spawned processes with ``slots_per_worker`` slots each.
 
@@ -112,11 +101,11 @@ class ProcessPool:
         self._lost: dict[int, str] = {}  # slots whose episode was lost while no request was open
         self._block: np.ndarray | None = None  # [num_slots] records, see slot_layout
         self._shared: list[_SharedMemory] = []
-        self._workers = [_Worker(i) for i in range(num_workers)]
-        self._shutdown = weakref.finalize(self, _shut_down, self._workers, self._shared)
+        self.workers = [_Worker(i) for i in range(num_workers)]
+        self._shutdown = weakref.finalize(self, _shut_down, self.workers, self._shared)
         try:
-            for worker in self._workers:
-                self._launch(worker)
+            for worker in self.workers:
+                worker.launch(self._factory, self._python, self._needs_main)
             while self._block is None:
                 self._receive(math.inf)
         except BaseException:
@@ -125,15 +114,15 @@ class ProcessPool:
 
     # ---------------------------------------------------------------------------- the Env interface
     def start(self, slot: int, episode: EpisodeSpec) -> None:
-        self._open()
+        self._records()
         self._guard.start(slot, episode)
         self._lost.pop(slot, None)
-        self._request(slot, episode, 0)
+        self.workers[slot % self.num_workers].request(slot, episode, 0)
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Send a chunk float32 [h a]. Raises `UserError` for a wrong shape or values that are
         not finite."""
-        self._open()
+        self._records()
         if len(actions) > self._max_chunk_length:
             raise UserError(
                 f"Slot {slot} got a chunk of {len(actions)} control steps; this pool was opened "
@@ -144,15 +133,15 @@ class ProcessPool:
             self._fail(slot, self._lost[slot], blameless=True)
             return
         self._records()["actions"][slot, : len(actions)] = actions
-        self._request(slot, None, len(actions))
+        self.workers[slot % self.num_workers].request(slot, None, len(actions))
 
     def poll(self, timeout: float | None = None) -> list[SlotEvent]:
         """Events that are ready; waits for at least one, at most ``timeout`` seconds, and not
         where none can come."""
-        self._open()
+        self._records()
         end = math.inf if timeout is None else time.monotonic() + timeout
         self._receive(0.0)
-        while not self._events and any(w.pending for w in self._workers) and time.monotonic() < end:
+        while not self._events and any(w.pending for w in self.workers) and time.monotonic() < end:
             self._receive(end - time.monotonic())
         events, self._events = self._events, []
         return events
@@ -172,48 +161,35 @@ class ProcessPool:
     @property
     def busy_seconds(self) -> float:
         """Seconds spent inside the simulators, over all workers."""
-        return sum(w.busy_seconds for w in self._workers)
+        return sum(w.busy_seconds for w in self.workers)
 
     @property
     def restarts(self) -> int:
-        return sum(w.restarts for w in self._workers)
-
-    def worker_stats(self) -> list[_WorkerStats]:
-        return [
-            _WorkerStats(w.pid, w.busy_seconds, w.control_steps, w.episodes, w.restarts)
-            for w in self._workers
-        ]
+        return sum(w.restarts for w in self.workers)
 
     # ------------------------------------------------------------------------------------- requests
     def _records(self) -> np.ndarray:
-        """[num_slots] of the shared block. Raises `UserError` where the pool is closed."""
+        """[num_slots] of the shared block. Raises `UserError` where the pool is closed, or gave
+        up."""
         if self._block is None:
             raise UserError("This process pool is closed: open a new one.")
-        return self._block
-
-    def _open(self) -> None:
-        self._records()
         if self._failure:
             raise UserError(self._failure)
-
-    def _request(self, slot: int, episode: EpisodeSpec | None, length: int) -> None:
-        worker = self._workers[slot % self.num_workers]
-        if not worker.pending:
-            worker.since = time.monotonic() if worker.ready else worker.since
-        worker.pending.append((slot, episode, length))
-        if worker.ready:
-            worker.send((slot, episode, length))
+        return self._block
 
     def _receive(self, timeout: float) -> None:
         """Take in what workers report within ``timeout`` seconds (less where a worker's own
         limit comes first)."""
-        limits = [worker.since + self._limit(worker) for worker in self._workers]
+        limits = [
+            worker.since + worker.limit(self._start_timeout, self._hang_timeout)
+            for worker in self.workers
+        ]
         timeout = max(0.0, min(timeout, min(limits) - time.monotonic()))
         sources: list[connection.Connection | int] = []
-        for worker in self._workers:
+        for worker in self.workers:
             sources += [worker.conn, worker.process.sentinel]
         ready = set(connection.wait(sources, None if timeout == math.inf else timeout))
-        for worker in [w for w in self._workers if w.conn in ready or w.process.sentinel in ready]:
+        for worker in [w for w in self.workers if w.conn in ready or w.process.sentinel in ready]:
             process = worker.process
             try:
                 while worker.conn.poll():
@@ -223,17 +199,11 @@ class ProcessPool:
                 alive = False
             if not alive and worker.process is process:
                 self._replace(worker, _cause_of_death(process))
-        for worker in self._workers:
-            limit = self._limit(worker)
+        for worker in self.workers:
+            limit = worker.limit(self._start_timeout, self._hang_timeout)
             if time.monotonic() - worker.since > limit:
                 worker.process.kill()
                 self._replace(worker, f"did not answer within {limit:g} s and was killed")
-
-    def _limit(self, worker: _Worker) -> float:
-        """How long after ``worker.since`` it must have reported something."""
-        if not worker.ready:
-            return self._start_timeout
-        return self._hang_timeout if worker.pending else math.inf
 
     def _answer(self, worker: _Worker, message: tuple) -> None:
         """One message of a worker: it is ready, it failed to start, or it answers its oldest
@@ -277,22 +247,6 @@ class ProcessPool:
         self._events.append(SlotEvent(slot, episode, observation, step, seconds=seconds))
 
     # -------------------------------------------------------------------------- workers come and go
-    def _launch(self, worker: _Worker) -> None:
-        context = get_context("spawn")
-        worker.conn, theirs = context.Pipe()
-        worker.process = context.Process(
-            target=work,
-            args=(theirs, self._factory),
-            name=f"vla-rl-sim-{worker.index}",
-            daemon=True,
-        )
-        worker.ready, worker.since = False, time.monotonic()
-        with starting(self._python, main=self._needs_main):
-            worker.process.start()
-        assert worker.process.pid is not None, "it was started"
-        worker.pid = worker.process.pid
-        theirs.close()
-
     def _ready(
         self,
         worker: _Worker,
@@ -345,7 +299,7 @@ class ProcessPool:
             )
             raise UserError(self._failure)
         worker.restarts += 1
-        self._launch(worker)
+        worker.launch(self._factory, self._python, self._needs_main)
 
     def _fail(self, slot: int, reason: str, blameless: bool) -> None:
         self._events.append(
@@ -355,7 +309,9 @@ class ProcessPool:
 
 @dataclass
 class _Worker:
-    """The parent's side of a worker. ``pending``: requests without an answer yet, oldest first."""
+    """The parent's side of a worker. ``pending``: requests without an answer yet, oldest first.
+    ``busy_seconds`` inside the simulator, ``control_steps`` and ``episodes`` are of those that it
+    replaced too."""
 
     index: int
     process: BaseProcess = field(init=False)
@@ -370,6 +326,35 @@ class _Worker:
     busy_seconds: float = 0.0
     control_steps: int = 0
     episodes: int = 0
+
+    def launch(self, factory: Callable[[], Simulator], python: str, main: bool) -> None:
+        context = get_context("spawn")
+        self.conn, theirs = context.Pipe()
+        self.process = context.Process(
+            target=work,
+            args=(theirs, factory),
+            name=f"vla-rl-sim-{self.index}",
+            daemon=True,
+        )
+        self.ready, self.since = False, time.monotonic()
+        with starting(python, main=main):
+            self.process.start()
+        assert self.process.pid is not None, "it was started"
+        self.pid = self.process.pid
+        theirs.close()
+
+    def limit(self, start_timeout: float, hang_timeout: float) -> float:
+        """How long after ``since`` it must have reported something."""
+        if not self.ready:
+            return start_timeout
+        return hang_timeout if self.pending else math.inf
+
+    def request(self, slot: int, episode: EpisodeSpec | None, length: int) -> None:
+        if not self.pending:
+            self.since = time.monotonic() if self.ready else self.since
+        self.pending.append((slot, episode, length))
+        if self.ready:
+            self.send((slot, episode, length))
 
     def send(self, request: tuple | None) -> None:
         # a dead worker is noticed by the next wait, which reports the request

@@ -630,7 +630,7 @@ def test_after_a_workers_crash_episodes_end_as_they_would_have() -> None:
     with ProcessPool(make, 1, 2, max_chunk_length=10) as pool:
         together(pool, lambda slot: pool.start(slot, episodes[slot]))
         together(pool, lambda slot: pool.step(slot, plan[slot, 0]))
-        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
         assert all(
             event.error for event in together(pool, lambda slot: pool.step(slot, plan[slot, 1]))
         )
@@ -640,7 +640,7 @@ def test_after_a_workers_crash_episodes_end_as_they_would_have() -> None:
                 together(pool, lambda slot, chunk=chunk: pool.step(slot, plan[slot, chunk]))
             ):
                 assert_same_step(event.step, expected[slot][chunk])
-        assert pool.worker_stats()[0].restarts == 1
+        assert pool.workers[0].restarts == 1
 
 
 @needs_sapien

@@ -432,7 +432,7 @@ def test_a_worker_killed_in_mid_chunk_costs_its_episode_only() -> None:
         pool.start(0, episode)
         first = pool.poll()[0].observation
         pool.step(0, np.zeros((100, 7), dtype=np.float32))
-        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
         assert pool.poll()[0].error
         pool.start(0, episode)
         assert_same_observation(pool.poll()[0].observation, first)

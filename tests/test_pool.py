@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing.spawn
 import os
@@ -108,13 +109,13 @@ def test_outcomes_are_those_of_one_process(pool):
 
 
 def test_work_is_spread_over_the_workers_and_counted(pool):
-    before = pool.worker_stats()
+    before = [copy.copy(worker) for worker in pool.workers]
     ask(pool, [0, 1], lambda slot: pool.start(slot, _specs(2)[slot]))
     ask(pool, [0, 1], lambda slot: pool.step(slot, np.zeros((3, 2))))
-    for old, new in zip(before, pool.worker_stats()):
+    for old, new in zip(before, pool.workers):
         assert new.episodes == old.episodes + 1 and new.control_steps == old.control_steps + 3
         assert new.busy_seconds > old.busy_seconds and new.restarts == 0
-    assert pool.busy_seconds == pytest.approx(sum(w.busy_seconds for w in pool.worker_stats()))
+    assert pool.busy_seconds == pytest.approx(sum(w.busy_seconds for w in pool.workers))
 
 
 def test_results_do_not_change_when_the_slot_goes_on(pool):
@@ -126,7 +127,7 @@ def test_results_do_not_change_when_the_slot_goes_on(pool):
 
 
 def test_workers_ignore_ctrl_c_and_do_without_torch(pool):
-    for worker in pool.worker_stats():
+    for worker in pool.workers:
         os.kill(worker.pid, signal.SIGINT)
         # where it is installed may be called so
         maps = Path(f"/proc/{worker.pid}/maps").read_text().replace(sys.prefix, "")
@@ -151,7 +152,7 @@ def test_nothing_is_left_after_close():
     descriptors = len(os.listdir("/proc/self/fd"))
     with ProcessPool(ToyReach, num_workers=2, slots_per_worker=2) as pool:
         ask(pool, [0], lambda slot: pool.start(slot, _specs(1)[0]))
-        pids = [worker.pid for worker in pool.worker_stats()]
+        pids = [worker.pid for worker in pool.workers]
         mapped = Path("/proc/self/maps").read_text().count("vla-rl-pool")
         assert mapped >= 1
     assert Path("/proc/self/maps").read_text().count("vla-rl-pool") == mapped - 1
@@ -174,7 +175,7 @@ def test_a_crash_in_the_middle_of_a_chunk_is_survived(tmp_path, fault, capfd):
         assert os.path.exists(marker) and pool.restarts == 1
         # the episode itself, and the one that shared its worker
         assert 1 <= result.stats["retries"] <= 2
-        assert sorted(worker.restarts for worker in pool.worker_stats()) == [0, 1]
+        assert sorted(worker.restarts for worker in pool.workers) == [0, 1]
     if fault == "segfault":
         assert "Segmentation fault" in capfd.readouterr().err  # where it happened is printed
 
@@ -209,7 +210,7 @@ def test_every_open_request_of_a_dead_worker_gets_one_event():
 def test_a_killed_worker_is_noticed_and_replaced():
     with ProcessPool(ToyReach, num_workers=1, slots_per_worker=2) as pool:
         ask(pool, [0, 1], lambda slot: pool.start(slot, _specs(2)[slot]))
-        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
         event = ask(pool, [0], lambda slot: pool.step(slot, np.zeros((2, 2))))[0]
         assert "killed by SIGKILL" in event.error
         assert outcomes(RolloutEngine(pool, Noise()).collect(_specs(20))) == expected(20)
@@ -306,7 +307,7 @@ def test_workers_run_under_another_python_with_packages_of_its_own(tmp_path, mon
     with ProcessPool(make, num_workers=2, python=python) as pool:
         assert pool.tasks[0].horizon == 7 and make().tasks[0].horizon == 5
         assert (tmp_path / "mark").read_text().count("started") == 3  # tried once, and two workers
-        os.kill(pool.worker_stats()[0].pid, signal.SIGKILL)
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
         assert wait_until(lambda: pool.poll(timeout=0.1) == [] and pool.restarts == 1)
         assert wait_until(lambda: (tmp_path / "mark").read_text().count("started") == 4)
         with ProcessPool(make) as other:  # this Python again
@@ -345,7 +346,7 @@ from vla_rl.specs import EpisodeSpec
 pool = ProcessPool(functools.partial(ToyReach, ToyConfig(fault="hang", fault_control_step=-1)))  # without a main guard
 pool.start(0, EpisodeSpec("reach_red", 0))
 pool.poll(timeout=0.1)
-print(pool.worker_stats()[0].pid, flush=True)
+print(pool.workers[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).parent.parent

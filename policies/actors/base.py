@@ -109,10 +109,6 @@ class Actor(nn.Module, ActorPolicy):
         self.register_buffer("high", torch.tensor(embodiment.action_high), persistent=False)
 
     @property
-    def stochastic(self) -> bool:
-        return False
-
-    @property
     def reach(self) -> float:
         """The share of the latent range that a deterministic actor may use by itself."""
         return 1.0

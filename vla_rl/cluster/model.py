@@ -14,7 +14,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 _MOST_ACTORS = 4  # that are played out; more are alike, and the learner's share is scaled
@@ -109,14 +109,23 @@ class _Actor:
         return len(self.queue) + self.running
 
 
+def _episodes(times: Times, random: random.Random) -> Iterator[tuple[float, float]]:
+    """Decisions and pace of one episode after the other: each that was measured once, then each
+    once more. (Of a slow one that is seldom, none or three by chance would be far off.)"""
+    while True:
+        drawn = list(zip(times.decisions, times.pace or itertools.repeat(1.0)))
+        random.shuffle(drawn)
+        yield from reversed(drawn)
+
+
 class _World:
     """One run of the model."""
 
     def __init__(self, times: Times, setup: Setup, iterations: int, seed: int) -> None:
         self.times, self.setup, self.iterations = times, setup, iterations
         self.first = int(iterations * _WARM_UP)  # that counts
-        self._drawn: list[tuple[float, float]] = []
         self.random = random.Random(seed)
+        self._episodes = _episodes(times, self.random)
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -148,21 +157,13 @@ class _World:
     def _issue(self) -> None:
         while self.issued <= min(self.version + self.setup.ahead, self.iterations - 1):
             if self.issued == self.first:
-                self._drawn.clear()
+                self._episodes = _episodes(self.times, self.random)
             for _ in range(self.setup.batch):
-                mean, pace = self._draw()
+                mean, pace = next(self._episodes)
                 whole = max(1, int(mean + self.random.random()))  # (a mean of 4.3 is 4 or 5)
                 self.unassigned.append(_Episode(self.issued, whole, pace * mean / whole))
             self.issued += 1
         self._assign()
-
-    def _draw(self) -> tuple[float, float]:
-        """Decisions and pace of an episode: each that was measured once, then each once more. (Of a
-        slow one that is seldom, none or three by chance would be far off.)"""
-        if not self._drawn:
-            self._drawn = list(zip(self.times.decisions, self.times.pace or itertools.repeat(1.0)))
-            self.random.shuffle(self._drawn)
-        return self._drawn.pop()
 
     def _assign(self) -> None:
         share = len(self.unassigned) + sum(actor.has for actor in self.actors)
@@ -170,7 +171,13 @@ class _World:
         for actor in self.actors:
             while self.unassigned and actor.has < min(actor.limit, share):
                 actor.queue.append(self.unassigned.popleft())
-            self._fill(actor)
+            while actor.queue and actor.idle_slots:
+                actor.idle_slots -= 1
+                actor.running += 1
+                episode = actor.queue.popleft()
+                self._simulate(
+                    actor, self.times.reset, lambda a=actor, e=episode: a.waiting.append(e)
+                )  # type: ignore[misc]
 
     def _take(self) -> None:
         """Have the driver look at the next episode that ended, where it has nothing else to do."""
@@ -211,13 +218,6 @@ class _World:
         self._take()
 
     # ------------------------------------------------------------------------------------- an actor
-    def _fill(self, actor: _Actor) -> None:
-        while actor.queue and actor.idle_slots:
-            actor.idle_slots -= 1
-            actor.running += 1
-            episode = actor.queue.popleft()
-            self._simulate(actor, self.times.reset, lambda e=episode: self._ready(actor, e))  # type: ignore[misc]
-
     def _simulate(self, actor: _Actor, seconds: float, then: Callable[[], None]) -> None:
         actor.simulating += 1
         actor.jobs.append((seconds, then))
@@ -238,9 +238,6 @@ class _World:
         then()
         self._work(actor)
         self._serve(actor)
-
-    def _ready(self, actor: _Actor, episode: _Episode) -> None:
-        actor.waiting.append(episode)
 
     def _serve(self, actor: _Actor) -> None:
         """Call the policy once enough slots wait, as `RolloutEngine` does."""

@@ -38,6 +38,37 @@ _EPISODE = [
 _SEGMENT = [("before", "i8"), ("row", "i8")]
 
 
+class _DecisionsBySource:
+    """Which decisions each source has, as runs of rows."""
+
+    def __init__(self) -> None:
+        # source → runs of decisions: how many come before, the first one's row
+        self._segments: dict[str, Growing] = {}
+        self._counts: dict[str, int] = {}  # source → decisions
+
+    def count(self, source: str) -> int:
+        return self._counts.get(source, 0)
+
+    def add(self, source: str, row: int, length: int) -> None:
+        """``length`` decisions from ``row`` on."""
+        self._segments.setdefault(source, Growing(_SEGMENT)).put([(self.count(source), row)])
+        self._counts[source] = self.count(source) + length
+
+    def rows(self, sources: Sequence[str], picks: np.ndarray) -> np.ndarray:
+        """The rows that ``picks`` number among the decisions of ``sources``, one source after
+        the other."""
+        rows, before = np.empty_like(picks), 0
+        for source in sources:
+            size = self.count(source)
+            inside = (picks >= before) & (picks < before + size)
+            if inside.any():
+                segments, own = self._segments[source].rows, picks[inside] - before
+                at = np.searchsorted(segments["before"], own, side="right") - 1
+                rows[inside] = segments["row"][at] + own - segments["before"][at]
+            before += size
+        return rows
+
+
 class Replay:
     """Episodes of one robot, in memory or (with ``folder``) on disk.
 
@@ -74,9 +105,7 @@ class Replay:
         self._episodes = Growing(_EPISODE)  # "end" is the last decision + 1
         self._texts: list[str] = []
         self._sources: list[str] = []
-        # source → runs of decisions: how many come before, the first one's row
-        self._segments: dict[str, Growing] = {}
-        self._counts: dict[str, int] = {}  # source → decisions
+        self._decisions = _DecisionsBySource()
         self._files = None if folder is None else ReplayFolder(folder)
         if self._files is not None:
             self._tables, records, self.embodiment = self._files.open(episodes, embodiment)
@@ -109,7 +138,7 @@ class Replay:
 
     def count(self, source: str) -> int:
         """Decisions of one source."""
-        return self._counts.get(source, 0)
+        return self._decisions.count(source)
 
     def lengths(self, first: int) -> list[int]:
         """Decisions of each episode from number ``first`` on."""
@@ -215,12 +244,12 @@ class Replay:
         if source not in self._sources:
             self._sources.append(source)
         self._texts += record["texts"]
-        self._segment(source, start, t)
+        self._decisions.add(source, start, t)
         if source not in (INTERVENTIONS, DEMONSTRATIONS):
             for first, length in record["interventions"]:
-                self._segment(INTERVENTIONS, start + first, length)
+                self._decisions.add(INTERVENTIONS, start + first, length)
             if record["success"]:
-                self._segment(SOLVED, start, t)
+                self._decisions.add(SOLVED, start, t)
         self._episodes.put(
             [
                 (
@@ -236,10 +265,6 @@ class Replay:
         self.last_ticket = max(self.last_ticket, record.get("ticket", 0))
         for name, table in self._tables.items():
             table.count = start + t + (0 if name == DECISIONS else self.episodes)
-
-    def _segment(self, source: str, row: int, length: int) -> None:
-        self._segments.setdefault(source, Growing(_SEGMENT)).put([(self.count(source), row)])
-        self._counts[source] = self.count(source) + length
 
     def _fit(self, tables: Mapping[str, Table], added: Mapping[str, int]) -> None:
         """Keep a copy of no more than ``ram_bytes`` in RAM, once ``added`` rows are there;
@@ -296,46 +321,29 @@ class Replay:
             if share > 0 and any(map(self.count, names))
         }
         if not present:
-            rows = torch.randint(len(self), (count,), generator=generator).numpy()
-            return self._transitions(rows, gamma, n_step, images)
+            rows = torch.randint(len(self), (count,), generator=generator)
+            return self.take(rows, gamma=gamma, n_step=n_step, images=images)
         total, parts, left = sum(present.values()), [], count
         for i, (names, share) in enumerate(present.items()):
             n = left if i == len(present) - 1 else round(count * share / total)
             picks = torch.randint(sum(map(self.count, names)), (n,), generator=generator).numpy()
-            parts.append(self._rows_of(names, picks))
+            parts.append(self._decisions.rows(names, picks))
             left -= n
-        return self._transitions(np.concatenate(parts), gamma, n_step, images)
-
-    def _rows_of(self, sources: Sequence[str], picks: np.ndarray) -> np.ndarray:
-        """The rows that ``picks`` number among the decisions of ``sources``, one source after
-        the other."""
-        rows, before = np.empty_like(picks), 0
-        for source in sources:
-            size = self.count(source)
-            inside = (picks >= before) & (picks < before + size)
-            if inside.any():
-                segments, own = self._segments[source].rows, picks[inside] - before
-                at = np.searchsorted(segments["before"], own, side="right") - 1
-                rows[inside] = segments["row"][at] + own - segments["before"][at]
-            before += size
-        return rows
-
-    def take(
-        self, rows: Tensor, *, gamma: float = 0.99, n_step: int = 1, images: bool = True
-    ) -> Transitions:
-        """The transitions of decisions ``rows`` int64 [b], counted as they were added; options
-        as of `draw`."""
-        return self._transitions(rows.numpy(), gamma, n_step, images)
+        return self.take(
+            torch.from_numpy(np.concatenate(parts)), gamma=gamma, n_step=n_step, images=images
+        )
 
     def first_decisions(self) -> Tensor:
         """The row of each episode's first decision, int64 [episodes]."""
         ends = torch.from_numpy(self._episodes.rows["end"].copy())
         return torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
 
-    def _transitions(
-        self, rows: np.ndarray, gamma: float, n_step: int, images: bool
+    def take(
+        self, decisions: Tensor, *, gamma: float = 0.99, n_step: int = 1, images: bool = True
     ) -> Transitions:
-        b, table = len(rows), self._episodes.rows
+        """The transitions of ``decisions`` int64 [b], counted as they were added; options as of
+        `draw`."""
+        rows, b, table = decisions.numpy(), len(decisions), self._episodes.rows
         at = np.searchsorted(table["end"], rows, side="right")
         episode = table[at]
         left = episode["end"] - rows

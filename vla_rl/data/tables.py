@@ -108,6 +108,28 @@ class Growing:
         self._count = end
 
 
+class _Spare:
+    """Room of earlier batches of rows of ``row_bytes``, used again: to have the system clear fresh
+    memory takes as long as the copying."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self._row_bytes = row_bytes
+        self._kept: list[tuple[np.ndarray, Any]] = []
+
+    def room(self, n: int) -> np.ndarray:
+        """For at least ``n`` rows: of a batch that nobody holds any more, where there is one."""
+        for room, lent in self._kept:
+            if len(room) >= n and (lent is None or lent() is None):
+                return room
+        return aligned(n, self._row_bytes)
+
+    def keep(self, room: np.ndarray, array: np.ndarray | None) -> None:
+        """For a later batch, once ``array`` in it is gone; a tensor that was made of it keeps it
+        alive."""
+        others = [(other, lent) for other, lent in self._kept if other is not room]
+        self._kept = [(room, None if array is None else weakref.ref(array)), *others][:2]
+
+
 class Table:
     """Rows of ``fields``, in a file (``path``) or in RAM alone."""
 
@@ -119,7 +141,7 @@ class Table:
         self.row_bytes = self._dtype.itemsize
         self._ram: Growing | None = Growing(np.uint8, (self.row_bytes,))
         self._map: np.ndarray | None = None
-        self._spare: list[tuple[np.ndarray, Any]] = []
+        self._spare = _Spare(self.row_bytes)
         self.direct = False
         """Whether rows that are on the disk alone are read past the system's cache."""
 
@@ -217,7 +239,7 @@ class Table:
 
     def take(self, index: np.ndarray) -> dict[str, Tensor]:
         """{column: rows ``index``}, as copies."""
-        room = self._room(len(index))
+        room = self._spare.room(len(index))
         out = room[: len(index)]
         if self._read_directly:
             assert self.path is not None
@@ -234,7 +256,7 @@ class Table:
                 else values[f.name].copy()
             )
             if out.nbytes >= _REUSED:
-                self._keep(room, array if np.may_share_memory(array, out) else None)
+                self._spare.keep(room, array if np.may_share_memory(array, out) else None)
             tensor = torch.from_numpy(array)
             columns[f.name] = tensor.view(torch.bfloat16) if f.dtype is torch.bfloat16 else tensor
         return columns
@@ -250,20 +272,6 @@ class Table:
                 )
             self._map = np.frombuffer(mapped, np.uint8).reshape(self.count, self.row_bytes)
         return self._map
-
-    def _room(self, n: int) -> np.ndarray:
-        """Room for at least ``n`` rows: of an earlier batch that nobody holds any more, where there
-        is one. To have the system clear fresh memory takes as long as the copying."""
-        for room, lent in self._spare:
-            if len(room) >= n and (lent is None or lent() is None):
-                return room
-        return aligned(n, self.row_bytes)
-
-    def _keep(self, room: np.ndarray, array: np.ndarray | None) -> None:
-        """Keep ``room`` for a later batch, once ``array`` in it is gone; a tensor that was made
-        of it keeps it alive."""
-        others = [(other, lent) for other, lent in self._spare if other is not room]
-        self._spare = [(room, None if array is None else weakref.ref(array)), *others][:2]
 
 
 def write_at(path: Path, offset: int, data: memoryview) -> None:

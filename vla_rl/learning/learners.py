@@ -157,16 +157,11 @@ class ReplayLearner:
         self._options: dict[str, Any] = {"embodiment": embodiment, "ram_bytes": ram_bytes}
         self._generator = torch.Generator().manual_seed(seed)
         self._replay: Replay | None = None
-        self._owed = 0.0  # updates
+        self.owed = 0.0  # updates that decisions earned and that were not made yet
 
     @property
     def config(self) -> Any:
         return self.algorithm.config
-
-    @property
-    def owed(self) -> float:
-        """Updates that decisions earned and that were not made yet."""
-        return self._owed
 
     @property
     def replay(self) -> Replay:
@@ -191,8 +186,8 @@ class ReplayLearner:
             "replay/updates": 0.0,
         }
         self._earn(replay.count(ONLINE), sum(len(t) for t in trajectories))
-        updates = int(self._owed)
-        self._owed -= updates
+        updates = int(self.owed)
+        self.owed -= updates
         return figures | self._update(updates) | {"replay/updates": float(updates)}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
@@ -220,13 +215,13 @@ class ReplayLearner:
 
     def step(self) -> dict[str, float]:
         """One of the updates that are owed."""
-        self._owed -= 1.0
+        self.owed -= 1.0
         return self._update(1)
 
     def _earn(self, count: int, decisions: int) -> None:
         """``decisions`` more, which made ``count`` in all."""
         if count >= self.config.start_decisions:
-            self._owed += self.config.updates_per_decision * decisions
+            self.owed += self.config.updates_per_decision * decisions
 
     def _update(
         self, updates: int, done: Callable[[int], None] = lambda _: None
@@ -259,7 +254,7 @@ class ReplayLearner:
             "algorithm": self.algorithm.state_dict(),
             "episodes": self.replay.episodes,
             "generator": self._generator.get_state(),
-            "owed": self._owed,
+            "owed": self.owed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,7 +280,7 @@ class ReplayLearner:
         self.algorithm.load_state_dict(state["algorithm"])
         self._replay = Replay(self._folder, episodes=episodes, **self._options)
         self._generator.set_state(state["generator"].cpu())
-        self._owed = float(state["owed"])
+        self.owed = float(state["owed"])
 
 
 def learner_for(
