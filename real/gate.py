@@ -127,31 +127,34 @@ class Gate:
         work = np.zeros(len(STAGES))
         if not _is_pose(measured, self.limits, self.joint_space, self.turns):
             work[FINITE] = 1.0
-            return self._refused(work, "the robot reports a pose that no arm has")
+            return _refused(work, "the robot reports a pose that no arm has")
         self.ahead.see(measured)
         if not _is_request(request, measured, self.joint_space, self.turns):
             work[FINITE] = 1.0
-            return self._refused(work, "")
+            return _refused(work, "")
         if (
             request.obs_stamp is not None
             and (age := now - request.obs_stamp) > self.limits.observation_age
         ):
             work[AGE] = age - self.limits.observation_age
-            return self._refused(work, "")
+            return _refused(work, "")
         if not self.joint_space and (trip := _escapes(self.walls, measured, work)) is not None:
-            return self._refused(work, trip)
+            return _refused(work, trip)
         beyond = 0.0 if self.joint_space else self.joints.leaving(measured)
         work[JOINTS] = beyond
         too_fast, too_fast_joint = self.ahead.excess()
         work[RATE], work[IK] = too_fast, too_fast_joint
         # it brakes; a force that trips is told all the same
         if beyond > 0.0 or too_fast > 0.0 or too_fast_joint > 0.0:
-            return self._refused(work, self._force(np.zeros((2, 3)), measured, work)[1])
+            trip = (
+                "" if self.joint_space else _force(self.limits, np.zeros((2, 3)), measured, work)[1]
+            )
+            return _refused(work, trip)
         self._start(measured)
         wanted, error = self._wanted(request, measured, work)
         if self.joint_space and float(np.max(np.abs(error))) > 3.0 * float(self._step.max()):
             work[IK] = 1.0
-            return self._refused(work, "a jump of the joints")
+            return _refused(work, "a jump of the joints")
         return self._move(wanted, request, measured, work, now, slow)
 
     def ramp(self, measured: Measured, now: float) -> Passed:
@@ -160,7 +163,7 @@ class Gate:
         from its target than a step. Refused where that is none: nobody knows then where to stand
         still."""
         if not _is_pose(measured, self.limits, self.joint_space, self.turns):
-            return self._refused(np.zeros(len(STAGES)), "")
+            return _refused(np.zeros(len(STAGES)), "")
         if not self._near(measured):
             self.reset()
         self.ahead.see(measured)
@@ -169,11 +172,6 @@ class Gate:
         return self._move(
             np.zeros_like(self._velocity), request, measured, np.zeros(len(STAGES)), now, False
         )
-
-    # --------------------------------------------------------------------------------------- stages
-    def _refused(self, work: np.ndarray, trip: str) -> Passed:
-        # (of NaN and _HUGE the latter)
-        return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)
 
     def _start(self, measured: Measured) -> None:
         if not self._velocity.size:
@@ -250,17 +248,19 @@ class Gate:
         velocity, change = self._rate(wanted, slow, work)
         limited = velocity
         if self.joint_space:
-            velocity = self._joint_ends(velocity, measured, work)
+            velocity = _joint_ends(self.joints, velocity, self._here(measured)[0], work)
+            trip = ""
         else:
             place, _ = self._here(measured)
             if self.gain and measured.jacobian is not None:
                 velocity = shorten(velocity, self.walls.share(measured.position) * self._speed)
             hand = self._overspeed(velocity[0], measured, work)
-            kept = self.walls.kept(hand, (place, self._stopped(measured)))
+            stopped = _stopped(self.gain, measured)
+            kept = self.walls.kept(hand, (place, place if stopped is None else stopped))
             work[WORKSPACE] = float(np.linalg.norm(kept - hand))
-            velocity = self._by_joints(np.stack([kept, velocity[1]]), measured, work)
+            velocity = _by_joints(self.joints, np.stack([kept, velocity[1]]), measured, work)
             velocity = self._eased(velocity, measured, work)
-        velocity, trip = self._force(velocity, measured, work)
+            velocity, trip = _force(self.limits, velocity, measured, work)
         if velocity is not limited:
             change = shorten((velocity - before) / self.dt, self._acceleration)
         self._velocity, self._change = velocity, change
@@ -304,24 +304,6 @@ class Gate:
         direction = motion / max(float(np.linalg.norm(motion)), _TINY)
         return shorten((u - _HOLDBACK * excess * direction)[None], most)[0]
 
-    def _stopped(self, measured: Measured) -> np.ndarray:
-        """Where an arm under (critically damped) impedance control would come to rest if nothing
-        pulled any more."""
-        motion = motion_of(measured)
-        if not self.gain or motion is None:
-            return self._here(measured)[0]
-        return measured.position + motion / (4.0 * self.gain)
-
-    def _by_joints(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        """Slow the hand where the joints that carry it come to their ends, or would have to turn
-        too fast."""
-        jacobian = measured.jacobian
-        if jacobian is None or not velocity.any():
-            return velocity
-        joints = of_joints(jacobian, velocity.ravel())
-        share, work[JOINTS], work[IK] = self.joints.share(joints, measured.joints)
-        return velocity if share >= 1.0 else velocity * share
-
     def _eased(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
         """A sudden turn of the hand pushes hand and joints along: no more of it at once than
         leaves them their limits."""
@@ -333,38 +315,6 @@ class Gate:
         eased = shorten(eased, np.minimum(self._speed, self.gain * self._step))
         work[RATE] = max(work[RATE], _largest(eased - velocity))
         return eased
-
-    def _joint_ends(self, velocity: np.ndarray, measured: Measured, work: np.ndarray) -> np.ndarray:
-        if not self.limits.joint_low:
-            return velocity
-        room = self.joints.room(velocity[:, 0], self._here(measured)[0])[:, None]
-        kept = np.clip(velocity, -room, room)
-        work[JOINTS] = _largest(velocity - kept)
-        return velocity if work[JOINTS] == 0.0 else kept
-
-    def _force(
-        self, velocity: np.ndarray, measured: Measured, work: np.ndarray
-    ) -> tuple[np.ndarray, str]:
-        """Take away what pushes on: against the force on the hand, and turning against the
-        torque."""
-        if len(measured.wrench) != 6 or self.joint_space:
-            return velocity, ""
-        kept, trip = velocity, ""
-        for row, limit in ((0, self.limits.force), (1, self.limits.torque)):
-            load = measured.wrench[3 * row : 3 * row + 3]
-            size = float(np.linalg.norm(load))
-            if not size > limit:  # (NaN: a broken sensor trips)
-                trip = trip if size == size else "the force sensor reports no number"
-                continue
-            towards = -float(velocity[row] @ load) / size
-            if towards > 0.0:
-                kept = kept.copy()
-                kept[row] += towards * load / size
-                work[FORCE] = max(work[FORCE], towards)
-            if size > 2.0 * limit:
-                work[FORCE] = max(work[FORCE], size - limit)
-                trip = f"{size:.0f} {'N' if row == 0 else 'N m'} at the hand"
-        return kept, trip
 
     def _reference(
         self, request: Request, measured: Measured, work: np.ndarray, now: float
@@ -404,6 +354,68 @@ class _Gripper:
             return False
         self.state, self._changed = want, now
         return True
+
+
+def _refused(work: np.ndarray, trip: str) -> Passed:
+    # (of NaN and _HUGE the latter)
+    return Passed(None, _mask(work), np.fmin(work, _HUGE), trip)
+
+
+def _stopped(gain: float, measured: Measured) -> np.ndarray | None:
+    """Where an arm under (critically damped) impedance control would come to rest if nothing
+    pulled any more; None: it follows its target, or nobody knows."""
+    motion = motion_of(measured)
+    return None if not gain or motion is None else measured.position + motion / (4.0 * gain)
+
+
+def _by_joints(
+    joints: JointEnds, velocity: np.ndarray, measured: Measured, work: np.ndarray
+) -> np.ndarray:
+    """Slow the hand where the joints that carry it come to their ends, or would have to turn
+    too fast."""
+    jacobian = measured.jacobian
+    if jacobian is None or not velocity.any():
+        return velocity
+    wanted = of_joints(jacobian, velocity.ravel())
+    share, work[JOINTS], work[IK] = joints.share(wanted, measured.joints)
+    return velocity if share >= 1.0 else velocity * share
+
+
+def _joint_ends(
+    joints: JointEnds, velocity: np.ndarray, place: np.ndarray, work: np.ndarray
+) -> np.ndarray:
+    """Slow each joint so that it can stop before its ends, from ``place``."""
+    if not joints.limits.joint_low:
+        return velocity
+    room = joints.room(velocity[:, 0], place)[:, None]
+    kept = np.clip(velocity, -room, room)
+    work[JOINTS] = _largest(velocity - kept)
+    return velocity if work[JOINTS] == 0.0 else kept
+
+
+def _force(
+    limits: Limits, velocity: np.ndarray, measured: Measured, work: np.ndarray
+) -> tuple[np.ndarray, str]:
+    """Take away what pushes on: against the force on the hand, and turning against the
+    torque."""
+    if len(measured.wrench) != 6:
+        return velocity, ""
+    kept, trip = velocity, ""
+    for row, limit in ((0, limits.force), (1, limits.torque)):
+        load = measured.wrench[3 * row : 3 * row + 3]
+        size = float(np.linalg.norm(load))
+        if not size > limit:  # (NaN: a broken sensor trips)
+            trip = trip if size == size else "the force sensor reports no number"
+            continue
+        towards = -float(velocity[row] @ load) / size
+        if towards > 0.0:
+            kept = kept.copy()
+            kept[row] += towards * load / size
+            work[FORCE] = max(work[FORCE], towards)
+        if size > 2.0 * limit:
+            work[FORCE] = max(work[FORCE], size - limit)
+            trip = f"{size:.0f} {'N' if row == 0 else 'N m'} at the hand"
+    return kept, trip
 
 
 def _is_request(request: Request, measured: Measured, joint_space: bool, turns: bool) -> bool:

@@ -249,7 +249,7 @@ def test_a_sudden_turn_leaves_hand_and_joints_their_limits():
             gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5, joint_speed=9.0
         )
         g.ahead.limits = dataclasses.replace(g.limits, joint_speed=joint_speed)
-        g._by_joints = lambda velocity, measured, work: velocity  # (which limits what is commanded)
+        g.joints.share = lambda *_: (1.0, 0.0, 0.0)  # (which limits what is commanded)
         assert g(Request(0.0, at().position, goal), moving((0.0,) * 6), 0.0).reference is not None
         np.testing.assert_allclose(g.velocity, [0, 0, 0, 0, 0, wanted], atol=1e-3)
     fast = gate(gain=6.0, turns=True, speed=0.3, rotation_speed=4.0, rotation_step=0.5)
