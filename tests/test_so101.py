@@ -152,7 +152,7 @@ class Person:
 def set_up(buses, monkeypatch, tmp_path):
     """The pair, set up as a person does it."""
     person = Person(monkeypatch, buses)
-    ports = ["--port", buses["follower"].port, "--leader-port", buses["leader"].port]
+    ports = ["--port", buses["follower"].cable.port, "--leader-port", buses["leader"].cable.port]
     assert main(["robot", "so101", "setup", "--arm", str(tmp_path / "kit"), *ports]) == 0
     assert len(person.asked) == 2
     return Kit(tmp_path / "kit")
@@ -177,7 +177,7 @@ def kit(buses, monkeypatch, tmp_path):
             for place, key in ((servos.MIN, "range_min"), (servos.MAX, "range_max")):
                 servo.write(place, row[key].to_bytes(2, "little"))
         (kit.calibration / f"{name}.json").write_text(json.dumps(rows))
-    ports = ["--port", buses["follower"].port, "--leader-port", buses["leader"].port]
+    ports = ["--port", buses["follower"].cable.port, "--leader-port", buses["leader"].cable.port]
     assert main(["robot", "so101", "setup", "--arm", str(kit.folder), *ports]) == 0
     for bus in buses.values():
         bus.lead(None)
@@ -201,7 +201,7 @@ def test_set_up_and_doctor(set_up, buses, capsys):
     said = capsys.readouterr().out
     assert said.count("6 answer") == 2 and "7.4 V" in said and "✗" not in said
     buses["follower"].overload(2)
-    buses["leader"].unplug()
+    buses["leader"].cable.unplug()
     kit.limits.unlink()
     assert main(["robot", "so101", "doctor", "--arm", str(kit.folder)]) == 1
     said = capsys.readouterr().out
@@ -215,7 +215,7 @@ def test_set_up_and_doctor(set_up, buses, capsys):
 def test_an_arm_that_is_not_calibrated_or_holds_is_told(kit, buses, capsys):
     for servo in buses["follower"].servos:
         servo.write(servos.TORQUE, b"\x01")
-    ports = ["--port", buses["follower"].port]
+    ports = ["--port", buses["follower"].cable.port]
     assert main(["robot", "so101", "setup", "--arm", str(kit.folder), *ports, "--again"]) == 2
     assert "switch its power off and on" in capsys.readouterr().err
     arm = LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
@@ -317,10 +317,10 @@ def test_lost_and_damaged_packets_are_lived_through(driven, monkeypatch):
 
 def test_a_cable_that_is_out_is_a_lost_robot_that_holds_and_comes_back(driven):
     arm, bus = driven
-    bus.unplug()
+    bus.cable.unplug()
     lost = watched(arm, lambda measured: measured is None)
     assert "does not answer" in lost[0] and all(servo.holds for servo in bus.servos)
-    bus.plug()
+    bus.cable.plug()
     watched(arm, lambda measured: measured is not None)
     asked = arm.observe().joints + np.array([5.0, 0, 0, 0, 0, 0])
     arm.command(Reference(0.0, joints=asked))
@@ -564,7 +564,7 @@ def test_an_arm_is_taught_over_its_simulated_bus(kit, buses, tmp_path, capsys, m
     from vla_rl.data.lerobot_reader import load_demonstrations
 
     bus = buses["follower"]
-    bus.pace, bus._now = 0.0, time.monotonic()  # the wall clock's time from here on
+    bus.pace, bus.cable.now = 0.0, time.monotonic()  # the wall clock's time from here on
     kit.leader.unlink()
     process, said = begun(
         "so101", "teach", "--arm", str(kit.folder), "--episodes", "2", "name=s", "console.port=0",

@@ -123,7 +123,7 @@ def test_a_policy_from_simulation_drives_the_arm_and_learns(
     checkpoint = tmp_path / "p" / "checkpoints" / "sft"
     bus = buses["follower"]
     bus.put(np.array([0.21, 0.0, 0.0]))
-    bus.pace, bus._now = 0.0, time.monotonic()  # the wall clock's time from here on
+    bus.pace, bus.cable.now = 0.0, time.monotonic()  # the wall clock's time from here on
     kit.leader.unlink()
     limits = kit.limits.read_text()
     kit.limits.write_text(limits.replace("observation_age: 0.3", "observation_age: 5.0"))

@@ -49,6 +49,87 @@ class Faults:
     seed: int = 0
 
 
+class Cable:
+    """A pty on which ``bus`` answers, in a thread of its own, and in which its time passes.
+    ``link`` leads to it: ``port`` is its name, or that of the pty."""
+
+    def __init__(self, bus: Bus, link: Path | None) -> None:
+        self._bus, self._link = bus, link
+        self.port = ""
+        self.now = 0.0  # until when the arm's physics were worked out
+        self._controller = self._line = -1
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="so101", daemon=True)
+
+    def connect(self) -> None:
+        self.plug()
+        self.now = time.monotonic()
+        self._thread.start()
+
+    def disconnect(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.unplug()
+
+    def plug(self) -> None:
+        """The port is there (again)."""
+        with self._lock:
+            self._controller, self._line = os.openpty()
+            # (its number may be that of one that was just unplugged, on which the thread still
+            # waits)
+            os.set_blocking(self._controller, False)
+            tty.setraw(self._line)
+            self.port = os.ttyname(self._line)
+            if self._link is not None:
+                self._link.unlink(missing_ok=True)
+                self._link.symlink_to(self.port)
+                self.port = str(self._link)
+
+    def unplug(self) -> None:
+        """It is out: the port hangs up. The arm keeps its power."""
+        with self._lock:
+            for descriptor in (self._line, self._controller):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._line = self._controller = -1
+            if self._link is not None:
+                self._link.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                controller = self._controller
+            if controller < 0:
+                time.sleep(_POLL_S)
+            else:
+                with contextlib.suppress(OSError, ValueError):  # unplugged meanwhile
+                    self._listen(controller)
+            self._catch_up()
+
+    def _listen(self, controller: int) -> None:
+        ready, _, _ = select.select([controller], [], [], _POLL_S)
+        if ready:
+            data = os.read(controller, 4096)
+            self._catch_up()
+            reply = self._bus.answer(data)
+            if reply:
+                late, self._bus.faults.late = self._bus.faults.late, 0.0
+                time.sleep(late)
+                os.write(controller, reply)
+
+    def _catch_up(self) -> None:
+        if self._bus.pace:
+            return
+        late = time.monotonic() - self.now
+        if late > _LAG_S:
+            self.now += late - _LAG_S
+        steps = int((time.monotonic() - self.now) / STEP_S)
+        if steps > 0:
+            self.now += steps * STEP_S
+            self._bus.advance(steps * STEP_S)
+
+
 class Bus:
     """``mounted`` [6] is what each encoder says (steps) at the joint's zero, as a person happened
     to screw it on. ``port`` names a link to the pty, so that an unplugged one comes back under its
@@ -69,18 +150,12 @@ class Bus:
         self.chain = Chain(self.servos)
         self.faults, self.volts = Faults(), VOLTS
         self.told = 0  # instructions heard
-        self._link = Path(port) if port else None
         self._random = random.Random(self.faults.seed)
         self._lock = threading.RLock()
         self._buffer = bytearray()
-        self._controller = self._line = -1
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._now = time.monotonic()
+        self.cable = Cable(self, Path(port) if port else None)
         self._feel()
-        self.port = ""
 
-    # ------------------------------------------------------------------------------- without a port
     def advance(self, seconds: float) -> None:
         """Physics, with what the servos were told."""
         with self._lock:
@@ -167,76 +242,12 @@ class Bus:
             load = float(np.clip(5.0 * gap, -1.0, 1.0))
             servo.feel(servo.mounted + rate * angle, rate * speed, load, self.volts)
 
-    # ---------------------------------------------------------------------------------- with a port
     def __enter__(self) -> Bus:
-        self.plug()
-        self._now = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="so101", daemon=True)
-        self._thread.start()
+        self.cable.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        assert self._thread is not None
-        self._thread.join()
-        self.unplug()
-
-    def plug(self) -> None:
-        """The port is there (again)."""
-        with self._lock:
-            self._controller, self._line = os.openpty()
-            # (its number may be that of one that was just unplugged, on which the thread still
-            # waits)
-            os.set_blocking(self._controller, False)
-            tty.setraw(self._line)
-            self.port = os.ttyname(self._line)
-            if self._link is not None:
-                self._link.unlink(missing_ok=True)
-                self._link.symlink_to(self.port)
-                self.port = str(self._link)
-
-    def unplug(self) -> None:
-        """The cable is out: the port hangs up. The arm keeps its power."""
-        with self._lock:
-            for descriptor in (self._line, self._controller):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._line = self._controller = -1
-            if self._link is not None:
-                self._link.unlink(missing_ok=True)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                controller = self._controller
-            if controller < 0:
-                time.sleep(_POLL_S)
-            else:
-                with contextlib.suppress(OSError, ValueError):  # unplugged meanwhile
-                    self._listen(controller)
-            self._catch_up()
-
-    def _listen(self, controller: int) -> None:
-        ready, _, _ = select.select([controller], [], [], _POLL_S)
-        if ready:
-            data = os.read(controller, 4096)
-            self._catch_up()
-            reply = self.answer(data)
-            if reply:
-                late, self.faults.late = self.faults.late, 0.0
-                time.sleep(late)
-                os.write(controller, reply)
-
-    def _catch_up(self) -> None:
-        if self.pace:
-            return
-        late = time.monotonic() - self._now
-        if late > _LAG_S:
-            self._now += late - _LAG_S
-        steps = int((time.monotonic() - self._now) / STEP_S)
-        if steps > 0:
-            self._now += steps * STEP_S
-            self.advance(steps * STEP_S)
+        self.cable.disconnect()
 
     def strike(self, **faults: Any) -> None:
         """`Faults` from now on, such as ``lose=0.1``; without any: none."""

@@ -84,9 +84,9 @@ def do(buses: dict[str, Bus], line: str) -> None:
     elif word == "off":
         bus.lead(None)
     elif word == "unplug":
-        bus.unplug()
+        bus.cable.unplug()
     elif word == "plug":
-        bus.plug()
+        bus.cable.plug()
     elif word == "sag":
         bus.sag(float(rest[0]))
     elif word in ("lose", "corrupt", "late"):
@@ -105,7 +105,7 @@ def serve(folder: Path, lines: Iterable[str], say: Callable[[str], None]) -> Non
     """Until ``lines`` end."""
     with pair(folder, table=True) as buses:
         for name, bus in buses.items():
-            say(f"{name}: {bus.port}")
+            say(f"{name}: {bus.cable.port}")
         say(HELP)
         for line in lines:
             if not line.strip():
