@@ -214,19 +214,62 @@ class Actor(nn.Module, ActorPolicy):
         return PolicyOutput(self.to_chunk(unit), latent.new_zeros(len(latent)), replay)
 
 
+def _require_features(kind: type, base: Any) -> None:
+    if "features" not in Policy.of(base).can:
+        raise ConfigError(
+            f"{kind.__name__} builds on what a policy sees, and {type(base).__name__} does not "
+            "offer it (frame_features, `vla_rl.interfaces.Policy`): start from a "
+            "nano_vla checkpoint"
+        )
+
+
+def _trunks(c: ActorConfig, embodiment: EmbodimentSpec) -> dict[str, nn.Module]:
+    """Networks of what its cameras show, where those are read."""
+    if c.eyes != PICTURES:
+        return {}
+    cameras = embodiment.cameras
+    if not cameras:
+        raise ConfigError(
+            f"actor.eyes=pictures, and {embodiment.name} has no camera: set "
+            "actor.eyes=features, or use a robot or env that shows pictures"
+        )
+    for key, value in {"shift": c.shift, "stride": c.stride}.items():
+        if small := [camera for camera in cameras if value >= min(camera.height, camera.width)]:
+            raise ConfigError(
+                f"actor.{key}={value} is too much for the {small[0].height}x{small[0].width} "
+                f"pixels of camera {small[0].name}: use a few, such as 4"
+            )
+    return {
+        f"{_PICTURE}{i}": PictureTrunk(camera.height, camera.width, c.channels, c.stride, c.encoder)
+        for i, camera in enumerate(cameras)
+    }
+
+
 class FrozenBaseActor(Actor):
     """An `ActorPolicy` on a frozen policy with features, which is saved with it."""
 
     config_class: ClassVar[type]
     base_key = "base_folder"
+    stochastic: bool
+    reads_pictures: bool
+    shift: int
     stream = 0x2545F4914F6CDD1D
 
-    def __init__(self, config: ActorConfig, base: Any, extra_inputs: int = 0) -> None:
-        """Raises ConfigError for a base that does not offer what it sees, or for pictures where
-        there is no camera."""
-        self._require_features(base)
+    def __init__(
+        self,
+        config: ActorConfig,
+        base: Any,
+        extra_inputs: int = 0,
+        actor: nn.Module | None = None,
+    ) -> None:
+        """``actor``: what is trained (None: a small network). Raises ConfigError for a base that
+        does not offer what it sees, or for pictures where there is no camera."""
+        _require_features(type(self), base)
         super().__init__(base.embodiment)
         self.config = config
+        self.stochastic = config.distribution == "gaussian"
+        self.reads_pictures = config.eyes == PICTURES
+        self.shift = config.shift if self.reads_pictures else 0
         self.base: Any = base.requires_grad_(False).eval()
         self._base_folder: Path | None = None
         sizes = {
@@ -234,8 +277,14 @@ class FrozenBaseActor(Actor):
             for name, frame in self.features(Observation.blank(base.embodiment)).items()
         }
         self._names = tuple(sizes)  # of the frames that are kept
-        self.encoder = FrameEncoder(sizes, config.encoder, self._trunks(), config.token)
-        self._build_actor(self.encoder.width + extra_inputs)
+        self.encoder = FrameEncoder(
+            sizes, config.encoder, _trunks(config, base.embodiment), config.token
+        )
+        inputs, outputs = self.encoder.width + extra_inputs, self.latent_dim * (1 + self.stochastic)
+        # the first latent action is 0
+        if actor is None:
+            actor = network(inputs, config.hidden, outputs, from_zero=True)
+        self.actor = actor
 
     def encoder_loss(self, frames: Mapping[str, Tensor]) -> Tensor | None:
         """See `vla_rl.interfaces.ActorPolicy`: of the token, where there is one."""
@@ -243,20 +292,6 @@ class FrozenBaseActor(Actor):
             return None
         branch: Any = self.encoder.get_submodule(f"branches.{VISUAL}")
         return branch.loss(frames[VISUAL].to(self.low).float())
-
-    @classmethod
-    def _require_features(cls, base: Any) -> None:
-        if "features" not in Policy.of(base).can:
-            raise ConfigError(
-                f"{cls.__name__} builds on what a policy sees, and {type(base).__name__} does not "
-                "offer it (frame_features, `vla_rl.interfaces.Policy`): start from a "
-                "nano_vla checkpoint"
-            )
-
-    def _build_actor(self, inputs: int) -> None:
-        outputs = self.latent_dim * (2 if self.stochastic else 1)
-        # the first latent action is 0
-        self.actor = network(inputs, self.config.hidden, outputs, from_zero=True)
 
     @classmethod
     def from_base(cls, config: Any, base: Any) -> Any:
@@ -272,21 +307,7 @@ class FrozenBaseActor(Actor):
         self.base.eval()
         return self
 
-    @property
-    def stochastic(self) -> bool:
-        return self.config.distribution == "gaussian"
-
     # --------------------------------------------------------------------------------------- seeing
-    @property
-    def reads_pictures(self) -> bool:
-        """See `vla_rl.interfaces.ActorPolicy`."""
-        return self.config.eyes == PICTURES
-
-    @property
-    def shift(self) -> int:
-        """Pixels, see `vla_rl.interfaces.ActorPolicy`."""
-        return self.config.shift if self.reads_pictures else 0
-
     def features(self, observation: Observation) -> dict[str, Tensor]:
         """Frames that are kept {name: [b d]}: of the frozen policy, without what it makes of
         images where those are read."""
@@ -298,28 +319,6 @@ class FrozenBaseActor(Actor):
         """See `vla_rl.interfaces.ActorPolicy`."""
         names = self.embodiment.camera_names if self.reads_pictures else ()
         return {f"{_PICTURE}{i}": observation.images[name] for i, name in enumerate(names)}
-
-    def _trunks(self) -> dict[str, nn.Module]:
-        if not self.reads_pictures:
-            return {}
-        c, cameras = self.config, self.embodiment.cameras
-        if not cameras:
-            raise ConfigError(
-                f"actor.eyes=pictures, and {self.embodiment.name} has no camera: set "
-                "actor.eyes=features, or use a robot or env that shows pictures"
-            )
-        for key, value in {"shift": c.shift, "stride": c.stride}.items():
-            if small := [camera for camera in cameras if value >= min(camera.height, camera.width)]:
-                raise ConfigError(
-                    f"actor.{key}={value} is too much for the {small[0].height}x{small[0].width} "
-                    f"pixels of camera {small[0].name}: use a few, such as 4"
-                )
-        return {
-            f"{_PICTURE}{i}": PictureTrunk(
-                camera.height, camera.width, c.channels, c.stride, c.encoder
-            )
-            for i, camera in enumerate(cameras)
-        }
 
     @torch.no_grad()
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:

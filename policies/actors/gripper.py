@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,9 @@ class GripperActor(FrozenBaseActor):
     averaged: Tensor  # int64 [], how many updates ``steady`` averages
     _at: int
 
-    def _build_actor(self, inputs: int) -> None:
-        super()._build_actor(inputs)
+    def __init__(self, config: Any, base: Any, extra_inputs: int = 0) -> None:
+        """As of `FrozenBaseActor`."""
+        super().__init__(config, base, extra_inputs)
         self.steady = None
         if self.config.average:
             self.steady = _as_buffers(copy.deepcopy(nn.ModuleList([self.encoder, self.actor])))
@@ -54,6 +56,7 @@ class GripperActor(FrozenBaseActor):
         self.choices, self._at = None, (*_grippers(self.embodiment), 0)[0]
         if self.config.gripper == "discrete":
             # the first choice is to keep
+            inputs = self.encoder.width + extra_inputs
             self.choices = network(inputs, self.config.hidden, 3, from_zero=True)
 
     @staticmethod

@@ -39,7 +39,7 @@ class OwnPolicy(FrozenBaseActor):
             base.chunk_length * base.embodiment.action_dim,
         )
         frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
-        super().__init__(config, base)
+        super().__init__(config, base, actor=base)  # what is trained is the policy beneath
         for name, p in base.named_parameters():
             p.requires_grad_(name not in frozen)
         base.hold_features()
@@ -56,9 +56,6 @@ class OwnPolicy(FrozenBaseActor):
                 f"actor {cls.named} trains the policy beneath from the features that were kept, "
                 f"and {type(base).__name__} learns from images alone: use actor=residual"
             )
-
-    def _build_actor(self, inputs: int) -> None:
-        self.actor = self.base  # what is trained is the policy beneath
 
     def weighted_loss(
         self,

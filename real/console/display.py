@@ -102,6 +102,26 @@ class _Told:
     discarded: bool = False
 
 
+class _Disk:
+    """The room on the disk of ``config.folder``, looked at now and then."""
+
+    def __init__(self, config: ConsoleConfig, clock: Callable[[], float]):
+        self._config, self._clock = config, clock
+        self._left: dict[str, Any] | None = None
+        self._at = -1e9
+
+    def left(self) -> dict[str, Any] | None:
+        now = self._clock()
+        if self._config.folder and now - self._at > DISK_EVERY_S:
+            self._at = now
+            try:
+                left = shutil.disk_usage(self._config.folder).free / 1e9
+                self._left = {"gb": round(left, 1), "low": left < self._config.disk_low_gb}
+            except OSError:
+                self._left = {"gb": None, "low": True}
+        return self._left
+
+
 class Display:
     """The newest of everything that the supervisor says, and what came before: ``story`` is what
     happened, the oldest first, and ``episodes`` all that it has seen begin."""
@@ -121,8 +141,7 @@ class Display:
         self._why = ("", "")  # the mode that was entered last, and why
         self._curve_episode = -1
         self._call, self._call_at = "", -1e9
-        self._disk: dict[str, Any] | None = None
-        self._disk_at = -1e9
+        self._disk = _Disk(config, clock)
 
     def hear_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -160,7 +179,7 @@ class Display:
     def hear_event(self, event: Event) -> None:
         """One that the supervisor passed on to all."""
         if event.name == "label" and event.value in ("success", "failure"):
-            found = meant(event.at, [told.span for told in self.episodes])
+            found = meant(event.at, self.spans())
             for told in self.episodes:
                 if told.span is found:
                     told.verdict = event.value
@@ -168,6 +187,9 @@ class Display:
             self.task = event.value
         elif event.name == "note" and event.source == LEADER:  # others may write what they like
             self.hear_note(event.value)
+
+    def spans(self) -> list[Span]:
+        return [told.span for told in self.episodes]
 
     def counts(self) -> dict[str, int]:
         """Of the episodes that have ended."""
@@ -216,17 +238,6 @@ class Display:
     def silent(self) -> bool:
         return self.clock() - self.state_at > 0.3
 
-    def _disk_left(self) -> dict[str, Any] | None:
-        now = self.clock()
-        if self.config.folder and now - self._disk_at > DISK_EVERY_S:
-            self._disk_at = now
-            try:
-                left = shutil.disk_usage(self.config.folder).free / 1e9
-                self._disk = {"gb": round(left, 1), "low": left < self.config.disk_low_gb}
-            except OSError:
-                self._disk = {"gb": None, "low": True}
-        return self._disk
-
     def text(self, control: dict[str, Any]) -> str:
         """The state for all pages; ``control`` is who holds control, as `real.console.control`
         says it."""
@@ -234,7 +245,7 @@ class Display:
         shown: dict[str, Any] = {
             "control": control,
             "cameras": [camera.shown(now) for camera in self.cameras],
-            "disk": self._disk_left(),
+            "disk": self._disk.left(),
             "share": self.share.shown(),
             "progress": {
                 "model": self.model,

@@ -20,7 +20,7 @@ import numpy as np
 from sim import perturb_image
 from sim.libero.perturb_language import paraphrase
 from sim.libero.settings import LiberoConfig
-from sim.libero.simulator import LiberoSimulator
+from sim.libero.simulator import LiberoSimulator, official_state
 from sim.libero.tasks import suite_tasks
 from vla_rl import splits
 from vla_rl.errors import ConfigError
@@ -95,7 +95,7 @@ class PerturbedLibero(LiberoSimulator):
             return perturb_scene.displaced_arm(scene, snapshot, level, rng)
         elif factor == "robot_benchmark":
             with scene.posture(self._benchmark_posture(episode, scene)):
-                return self._official(scene, episode)
+                return official_state(self.config, scene, episode)
         elif factor == "layout":
             return perturb_scene.displaced_objects(
                 scene, snapshot, level, rng

@@ -250,7 +250,7 @@ class LiberoSimulator:
             self._cache.move_to_end(key)
             return self._cache[key]
         scene = self.scene(episode.task_id)
-        begin = _sampled if states is None else _official
+        begin = _sampled if states is None else official_state
         with scene.posture(_posture(scene.task)):
             snapshot = begin(self.config, scene, episode)
         if scene.task.change is not None:
@@ -317,7 +317,8 @@ class LiberoSimulator:
         return running(self._slots, slot, over=True)
 
 
-def _official(config: LiberoConfig, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+def official_state(config: LiberoConfig, scene: TaskScene, episode: EpisodeSpec) -> Snapshot:
+    """One of the benchmark's own, settled."""
     states = _official_states(str(scene.task.init_file))
     number = episode.init_state_id % len(states)
     seed = config.scene_seed + (number if config.fixtures == "numbered" else 0)

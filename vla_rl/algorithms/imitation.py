@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from vla_rl.types import Observation
 Batch: TypeAlias = tuple[Observation, Tensor, Tensor] | tuple[Observation, Tensor, Tensor, Tensor]
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Yields demonstration chunks for ever."""
 

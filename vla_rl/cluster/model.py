@@ -108,6 +108,10 @@ class _Actor:
     def has(self) -> int:
         return len(self.queue) + self.running
 
+    def simulate(self, seconds: float, then: Callable[[], None]) -> None:
+        self.simulating += 1
+        self.jobs.append((seconds, then))
+
 
 def _episodes(times: Times, random: random.Random) -> Iterator[tuple[float, float]]:
     """Decisions and pace of one episode after the other: each that was measured once, then each
@@ -175,9 +179,8 @@ class _World:
                 actor.idle_slots -= 1
                 actor.running += 1
                 episode = actor.queue.popleft()
-                self._simulate(
-                    actor, self.times.reset, lambda a=actor, e=episode: a.waiting.append(e)
-                )  # type: ignore[misc]
+                actor.simulate(self.times.reset, lambda a=actor, e=episode: a.waiting.append(e))  # type: ignore[misc]
+                self._work(actor)
 
     def _take(self) -> None:
         """Have the driver look at the next episode that ended, where it has nothing else to do."""
@@ -218,11 +221,6 @@ class _World:
         self._take()
 
     # ------------------------------------------------------------------------------------- an actor
-    def _simulate(self, actor: _Actor, seconds: float, then: Callable[[], None]) -> None:
-        actor.simulating += 1
-        actor.jobs.append((seconds, then))
-        self._work(actor)
-
     def _work(self, actor: _Actor) -> None:
         """Put jobs on free cores; where the simulator shares the policy's process, not during a
         call."""
@@ -259,8 +257,8 @@ class _World:
         actor.calling = False
         for episode in rows:
             seconds = self.random.choice(self.times.chunk) * episode.pace
-            self._simulate(actor, seconds, lambda e=episode: self._stepped(actor, e))  # type: ignore[misc]
-        self._work(actor)
+            actor.simulate(seconds, lambda e=episode: self._stepped(actor, e))  # type: ignore[misc]
+            self._work(actor)
         self._serve(actor)
 
     def _stepped(self, actor: _Actor, episode: _Episode) -> None:
