@@ -110,7 +110,7 @@ class SuccessClassifier(LearnedReward):
         table = FrameTable.of(trajectories, self.fitted_network.cameras)
         return [
             p.cpu()
-            for p in torch.sigmoid(self.head(self.features(table)).squeeze(-1)).split(
+            for p in torch.sigmoid(self.head(self.fitted_network.of_all(table)).squeeze(-1)).split(
                 table.lengths.tolist()
             )
         ]

@@ -138,12 +138,6 @@ class LearnedReward(ShapedProgress):
         return self.network
 
     @torch.no_grad()
-    def features(self, table: FrameTable, rows: Tensor | None = None) -> Tensor:
-        """Features [n width] of (all) rows, in slices that bound the memory."""
-        rows = torch.arange(len(table)) if rows is None else rows
-        return torch.cat([self.fitted_network(table, part) for part in rows.split(512)])
-
-    @torch.no_grad()
     def progress(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """Progress float32 [t+1] per trajectory, before each decision and at the end."""
         if not trajectories:
@@ -156,7 +150,10 @@ class LearnedReward(ShapedProgress):
                 f"dimensions, rollout {trajectories[0].rollout_id} has {table.proprio.shape[1]}: "
                 "train it on data of this robot"
             )
-        return [c.float().cpu() for c in self.curve(self.features(table), table.lengths.tolist())]
+        return [
+            c.float().cpu()
+            for c in self.curve(self.fitted_network.of_all(table), table.lengths.tolist())
+        ]
 
     def score_figures(
         self, trajectories: Sequence[Trajectory], curves: Sequence[Tensor]

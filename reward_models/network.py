@@ -173,6 +173,11 @@ class FrameNetwork(nn.Module):
             parts.append((table.proprio[rows].to(device) - self.proprio_mean) / self.proprio_scale)
         return self.mix(torch.cat(parts, -1))
 
+    @torch.no_grad()
+    def of_all(self, table: FrameTable) -> Tensor:
+        """Features [n width] of all rows, in slices that bound the memory."""
+        return torch.cat([self(table, rows) for rows in torch.arange(len(table)).split(512)])
+
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))

@@ -198,4 +198,4 @@ class PairwiseCritic(LearnedReward):
 
     def _features_of(self, trajectories: Sequence[Trajectory]) -> tuple[FrameTable, Tensor]:
         table = FrameTable.of(trajectories, self.fitted_network.cameras)
-        return table, self.features(table)
+        return table, self.fitted_network.of_all(table)

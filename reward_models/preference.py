@@ -125,7 +125,7 @@ class PreferenceReward(LearnedReward):
     def _raw(self, trajectory: Trajectory) -> Tensor:
         table = FrameTable.of([trajectory], self.fitted_network.cameras)
         with torch.no_grad():
-            return self.head(self.features(table)).squeeze(-1).cpu()
+            return self.head(self.fitted_network.of_all(table)).squeeze(-1).cpu()
 
     def curve(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         scores = (self.head(features).squeeze(-1) - self._centre) / self._spread

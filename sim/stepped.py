@@ -112,6 +112,31 @@ class _Slot:
     over: bool = False
 
 
+class _Waiting:
+    """Envs for the next slots, at most ``most`` of them; the longest unused one goes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._envs: list[tuple[str, Any]] = []
+
+    def take(self, task: str) -> Any:
+        """One of ``task``; None where none waits."""
+        for i, (name, env) in enumerate(self._envs):
+            if name == task:
+                del self._envs[i]
+                return env
+        return None
+
+    def keep(self, task: str, env: Any) -> None:
+        self._envs.append((task, env))
+        if len(self._envs) > self._most:
+            self._envs.pop(0)[1].close()
+
+    def close(self) -> None:
+        while self._envs:
+            self._envs.pop()[1].close()
+
+
 class SteppedSimulator:
     """`vla_rl.interfaces.Simulator` over envs that are stepped as Gymnasium asks; see the module's
     text. Who makes them says how: `_make`, and what they show: `_arrays`."""
@@ -124,11 +149,11 @@ class SteppedSimulator:
     def __init__(self, config: SteppedConfig) -> None:
         self.config = config
         let_others_draw()
-        self._waiting: list[tuple[str, Any]] = []
+        self._waiting = _Waiting(0 if self.made_anew else WAITING)
         self._slots: dict[int, _Slot] = {}
         names = self._task_names()
         first, leaves = self._repeatable(names[0])
-        self._cameras = () if config.observe == STATE else self._found_cameras(leaves)
+        self._cameras = () if config.observe == STATE else _found_cameras(config, leaves)
         numbers = [
             key for key, x in leaves.items() if x.dtype.kind in "fiu" and x.dtype != np.uint8
         ]
@@ -140,8 +165,8 @@ class SteppedSimulator:
                         f"env.{kind} names {key!r}, observations of {config.id} have "
                         f"{', '.join(leaves)}"
                     )
-        self._sizes = {key: self._picture(first, leaves, key).shape for key in self._cameras}
-        box = self._action_space(first)
+        self._sizes = {key: _picture(config, first, leaves, key).shape for key in self._cameras}
+        box = _action_space(config, first)
         self._low, self._high = (
             np.asarray(box.low, dtype=np.float64),
             np.asarray(box.high, dtype=np.float64),
@@ -150,7 +175,7 @@ class SteppedSimulator:
         self.embodiment = self._embodiment(first, sum(leaves[key].size for key in self._state))
         self.tasks = tuple(self._specs(first, names))
         self._tasks = {task.task_id: task for task in self.tasks}
-        self._wait(names[0], first)
+        self._waiting.keep(names[0], first)
 
     # ------------------------------------------------------------------------ what is known at once
     def _make(self, task: str, seed: int) -> Any:
@@ -185,14 +210,6 @@ class SteppedSimulator:
                         f"({key} differs), so no episode could be repeated. {self.unrepeatable}"
                     )
         return first, shown
-
-    def _found_cameras(self, leaves: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        pictures = [
-            key
-            for key, x in leaves.items()
-            if x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] == 3
-        ]
-        return tuple(self.config.cameras or pictures or [RENDER])
 
     def _embodiment(self, env: Any, width: int) -> EmbodimentSpec:
         name = self.config.id
@@ -237,9 +254,11 @@ class SteppedSimulator:
         task = task_named(self._tasks, episode.task_id)
         if slot in self._slots:
             before = self._slots.pop(slot)
-            self._wait(before.task.task_id, before.env)
+            self._waiting.keep(before.task.task_id, before.env)
         seed = 2 * episode.init_state_id + (episode.split != "train")
-        env = self._taken(episode.task_id, seed)
+        env = self._waiting.take(episode.task_id)
+        if env is None:
+            env = self._make(episode.task_id, seed)
         self._slots[slot] = _Slot(task, episode, env, self._reset(env, seed))
         return self._observe(slot)
 
@@ -256,7 +275,7 @@ class SteppedSimulator:
                 s.seen, reward, terminated, cut, info = s.env.step(
                     action.astype(self._action_dtype)
                 )
-                success = self._succeeded(info, bool(terminated))
+                success = _succeeded(self.config, info, bool(terminated))
                 earned = float(reward) if own else float(success)
             if not math.isfinite(earned):
                 raise UserError(
@@ -279,8 +298,7 @@ class SteppedSimulator:
         """Close every env. May be called again."""
         while self._slots:
             self._slots.popitem()[1].env.close()
-        while self._waiting:
-            self._waiting.pop()[1].close()
+        self._waiting.close()
 
     # ------------------------------------------------------------------------------------ beyond it
     def seen(self, slot: int) -> Any:
@@ -296,85 +314,12 @@ class SteppedSimulator:
             env.np_random = seeding.np_random(seed)[0]
             return env.reset(seed=seed)[0]
 
-    def _taken(self, task: str, seed: int) -> Any:
-        """An env of ``task``: one that waits, else a new one."""
-        for i, (name, env) in enumerate(self._waiting):
-            if name == task:
-                del self._waiting[i]
-                return env
-        return self._make(task, seed)
-
-    def _wait(self, task: str, env: Any) -> None:
-        """Keep an env for the next slot, at most `WAITING` of them; the longest unused one goes."""
-        if self.made_anew:
-            env.close()
-            return
-        self._waiting.append((task, env))
-        if len(self._waiting) > WAITING:
-            self._waiting.pop(0)[1].close()
-
-    def _action_space(self, env: Any) -> Any:
-        from gymnasium.spaces import Box
-
-        space, name = env.action_space, self.config.id
-        if not isinstance(space, Box) or len(space.shape) != 1:
-            raise ConfigError(
-                f"{name} takes actions of {space}, this platform sends a vector of "
-                "numbers (Box, one axis)"
-            )
-        low, high = np.asarray(space.low, float), np.asarray(space.high, float)
-        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-            raise ConfigError(
-                f"{name} takes actions between {low.tolist()} and {high.tolist()}: finite bounds "
-                "are needed, each low below its high; register the env with "
-                "gymnasium.wrappers.RescaleAction around it"
-            )
-        return space
-
-    def _picture(self, env: Any, leaves: Mapping[str, np.ndarray], key: str) -> np.ndarray:
-        shown = env.render() if key == RENDER else leaves[key]
-        picture = np.asarray(shown) if shown is not None else np.zeros(0)
-        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
-            what = "its render()" if key == RENDER else f"{key!r} of its observations"
-            raise ConfigError(
-                f"{self.config.id} shows no picture: {what} is {picture.dtype} "
-                f"{list(picture.shape)}, uint8 [h w 3] is needed. Name others with env.cameras, "
-                "set env.options.render_mode=rgb_array, or do without: env.observe=state"
-            )
-        return np.ascontiguousarray(picture)
-
-    def _succeeded(self, info: Mapping[str, Any], terminated: bool) -> bool:
-        if self.config.success == TERMINATED:
-            return terminated
-        for key in [self.config.success] if self.config.success else _SUCCESS:
-            if key in info:
-                told = np.asarray(info[key])
-                if (
-                    told.size != 1
-                    or told.dtype.kind not in "biuf"
-                    or not np.isfinite(told.astype(float)).all()
-                ):
-                    raise UserError(
-                        f"{key} in the info of {self.config.id} is {str(info[key])[:60]!r}, which "
-                        "is neither true nor false: name another key with env.success, or "
-                        f"{TERMINATED!r}"
-                    )
-                return bool(told.item())
-        wanted = (
-            repr(self.config.success) if self.config.success else " nor ".join(map(repr, _SUCCESS))
-        )
-        raise UserError(
-            f"the info of {self.config.id} has no {wanted}, only "
-            f"{', '.join(map(str, info)) or 'nothing'}: set env.success to the key that says "
-            f"whether the task is done, or to {TERMINATED!r}"
-        )
-
     def _observe(self, slot: int) -> SlotObservation:
         s = self._slots[slot]
         with named(self.config, "observation"):
             leaves = self._arrays(s.seen)
-            images = {key: self._picture(s.env, leaves, key) for key in self._cameras}
-            proprio = self._proprio(leaves)
+            images = {key: _picture(self.config, s.env, leaves, key) for key in self._cameras}
+            proprio = _proprio(leaves, self._state)
         changed = [key for key, picture in images.items() if picture.shape != self._sizes[key]]
         if changed or len(proprio) != self.embodiment.proprio_dim or not np.isfinite(proprio).all():
             what = f"the picture {changed[0]}" if changed else f"the state {proprio[:8].tolist()}"
@@ -385,9 +330,76 @@ class SteppedSimulator:
             )
         return SlotObservation(images, proprio, instruction(s.task, s.episode))
 
-    def _proprio(self, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
-        parts = [np.ravel(leaves[key]).astype(np.float32) for key in self._state]
-        return np.concatenate(parts or [np.zeros(0, np.float32)])
+
+def _found_cameras(config: SteppedConfig, leaves: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    pictures = [
+        key for key, x in leaves.items() if x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] == 3
+    ]
+    return tuple(config.cameras or pictures or [RENDER])
+
+
+def _action_space(config: SteppedConfig, env: Any) -> Any:
+    from gymnasium.spaces import Box
+
+    space, name = env.action_space, config.id
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        raise ConfigError(
+            f"{name} takes actions of {space}, this platform sends a vector of "
+            "numbers (Box, one axis)"
+        )
+    low, high = np.asarray(space.low, float), np.asarray(space.high, float)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ConfigError(
+            f"{name} takes actions between {low.tolist()} and {high.tolist()}: finite bounds "
+            "are needed, each low below its high; register the env with "
+            "gymnasium.wrappers.RescaleAction around it"
+        )
+    return space
+
+
+def _picture(
+    config: SteppedConfig, env: Any, leaves: Mapping[str, np.ndarray], key: str
+) -> np.ndarray:
+    shown = env.render() if key == RENDER else leaves[key]
+    picture = np.asarray(shown) if shown is not None else np.zeros(0)
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+        what = "its render()" if key == RENDER else f"{key!r} of its observations"
+        raise ConfigError(
+            f"{config.id} shows no picture: {what} is {picture.dtype} "
+            f"{list(picture.shape)}, uint8 [h w 3] is needed. Name others with env.cameras, "
+            "set env.options.render_mode=rgb_array, or do without: env.observe=state"
+        )
+    return np.ascontiguousarray(picture)
+
+
+def _succeeded(config: SteppedConfig, info: Mapping[str, Any], terminated: bool) -> bool:
+    if config.success == TERMINATED:
+        return terminated
+    for key in [config.success] if config.success else _SUCCESS:
+        if key in info:
+            told = np.asarray(info[key])
+            if (
+                told.size != 1
+                or told.dtype.kind not in "biuf"
+                or not np.isfinite(told.astype(float)).all()
+            ):
+                raise UserError(
+                    f"{key} in the info of {config.id} is {str(info[key])[:60]!r}, which "
+                    "is neither true nor false: name another key with env.success, or "
+                    f"{TERMINATED!r}"
+                )
+            return bool(told.item())
+    wanted = repr(config.success) if config.success else " nor ".join(map(repr, _SUCCESS))
+    raise UserError(
+        f"the info of {config.id} has no {wanted}, only "
+        f"{', '.join(map(str, info)) or 'nothing'}: set env.success to the key that says "
+        f"whether the task is done, or to {TERMINATED!r}"
+    )
+
+
+def _proprio(leaves: Mapping[str, np.ndarray], keys: Sequence[str]) -> np.ndarray:
+    parts = [np.ravel(leaves[key]).astype(np.float32) for key in keys]
+    return np.concatenate(parts or [np.zeros(0, np.float32)])
 
 
 def _leaves(tree: Any, path: str = "") -> list[tuple[str, np.ndarray]]:

@@ -167,7 +167,7 @@ def test_slots_take_turns_with_envs(monkeypatch) -> None:
         simulator.start(slot, EpisodeSpec("right", 0))
     for slot in range(6):
         simulator.start(slot, EpisodeSpec("middle", slot))
-    assert len(simulator._waiting) == 2
+    assert len(simulator._waiting._envs) == 2
     simulator.close()
 
 
