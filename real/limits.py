@@ -20,10 +20,6 @@ from vla_rl.errors import UserError
 Vector = tuple[float, ...]
 
 
-class LimitsError(UserError):
-    """The limits file is missing, malformed or wider than the robot's own limits."""
-
-
 @dataclass(frozen=True)
 class Box:
     """Axis-aligned, in the robot's base frame (m)."""
@@ -95,21 +91,21 @@ def needed(kind: str, turns: bool, force: bool) -> tuple[str, ...]:
 
 def load(path: str | Path, own: Limits, keys: tuple[str, ...]) -> Limits:
     """The limits of a file, filled up with the robot's own. ``keys`` must stand in it. Raises
-    `LimitsError`."""
+    `UserError`."""
     import yaml
 
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise LimitsError(
+        raise UserError(
             f"the limits file {path} cannot be read ({error.strerror}): no robot moves without "
             "one. Copy one of configs/limits and set it for your table"
         ) from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise LimitsError(f"the limits file {path} is no YAML: {error}") from None
+        raise UserError(f"the limits file {path} is no YAML: {error}") from None
     return parse(data, own, keys, str(path))
 
 
@@ -117,13 +113,13 @@ def parse(data: Any, own: Limits, keys: tuple[str, ...], place: str) -> Limits:
     """As `load`, from what the file holds."""
     known = {f.name for f in dataclasses.fields(Limits)}
     if not isinstance(data, dict):
-        raise LimitsError(f"{place} holds no keys: it needs {', '.join(keys)}")
+        raise UserError(f"{place} holds no keys: it needs {', '.join(keys)}")
     if unknown := sorted(map(str, set(data) - known)):
-        raise LimitsError(
+        raise UserError(
             f"{place} has unknown keys {', '.join(unknown)}: known are {', '.join(sorted(known))}"
         )
     if missing := [key for key in keys if key not in data]:
-        raise LimitsError(f"{place} lacks {', '.join(missing)}: this robot needs {', '.join(keys)}")
+        raise UserError(f"{place} lacks {', '.join(missing)}: this robot needs {', '.join(keys)}")
     values = {key: _value(key, value, place) for key, value in data.items()}
     found = dataclasses.replace(own, **values)
     if isinstance(found.joint_speed, tuple) and len(found.joint_speed) != (
@@ -134,12 +130,12 @@ def parse(data: Any, own: Limits, keys: tuple[str, ...], place: str) -> Limits:
             if count
             else "the robot does not say how many joints it has"
         )
-        raise LimitsError(
+        raise UserError(
             f"{place}: joint_speed has {len(found.joint_speed)} numbers, and {said}: give one for "
             "each, or one for all"
         )
     if problems := wider(found, own):
-        raise LimitsError(f"{place} is wider than the robot's own limits: {'; '.join(problems)}")
+        raise UserError(f"{place} is wider than the robot's own limits: {'; '.join(problems)}")
     return found
 
 
@@ -148,7 +144,7 @@ def _value(key: str, value: Any, place: str) -> Any:
         return _box(key, value, place)
     if key == "keep_out":
         if not isinstance(value, list):
-            raise LimitsError(f"{place}: keep_out is no list of boxes")
+            raise UserError(f"{place}: keep_out is no list of boxes")
         return tuple(_box(f"keep_out[{i}]", box, place) for i, box in enumerate(value))
     if key in ("joint_low", "joint_high"):
         return _numbers(key, value, place)
@@ -162,7 +158,7 @@ def _above_zero(key: str, value: Any, place: str) -> float:
     most = _MOST.get(key, math.inf)
     if number < 0 or (number == 0 and key not in _MAY_BE_ZERO) or number > most:
         allowed = f" and at most {most:g}" if key in _MOST else ""
-        raise LimitsError(f"{place}: {key} is {number:g}, which must be above 0{allowed}")
+        raise UserError(f"{place}: {key} is {number:g}, which must be above 0{allowed}")
     return number
 
 
@@ -171,16 +167,16 @@ def _numbers(key: str, value: Any, place: str) -> Vector:
         isinstance(x, int | float) and not isinstance(x, bool) for x in value
     )
     if not good or not all(math.isfinite(x) for x in value):
-        raise LimitsError(f"{place}: {key} is {value!r}, and finite numbers are meant")
+        raise UserError(f"{place}: {key} is {value!r}, and finite numbers are meant")
     return tuple(float(x) for x in value)
 
 
 def _box(key: str, value: Any, place: str) -> Box:
     if not isinstance(value, dict) or set(value) != {"low", "high"}:
-        raise LimitsError(f"{place}: {key} needs 'low' and 'high', each x, y, z in metres")
+        raise UserError(f"{place}: {key} needs 'low' and 'high', each x, y, z in metres")
     low, high = (_numbers(f"{key}.{end}", value[end], place) for end in ("low", "high"))
     if len(low) != 3 or len(high) != 3 or any(a >= b for a, b in zip(low, high)):
-        raise LimitsError(
+        raise UserError(
             f"{place}: {key} needs three numbers each, 'low' below 'high', got {low} and {high}"
         )
     return Box(low, high)

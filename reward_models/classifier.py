@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reward_models.frames import RewardInputError
 from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.progress_math import done_label
 from reward_models.settings import ClassifierConfig
+from vla_rl.errors import UserError
 from vla_rl.types import Trajectory
 
 
@@ -59,7 +59,7 @@ class SuccessClassifier(LearnedReward):
         won = [t for t in trajectories if t.success]
         lost = [t for t in trajectories if not t.success]
         if not won or not lost:
-            raise RewardInputError(
+            raise UserError(
                 f"the classifier needs successes and failures, got {len(won)} and {len(lost)}: add "
                 "rollouts of a policy that fails at times (demonstrations alone never fail)"
             )

@@ -10,17 +10,12 @@ from vla_rl.errors import UserError
 from vla_rl.types import Trajectory
 
 
-class RewardInputError(UserError):
-    """A trajectory lacks what the reward model reads. The message names the rollout and the
-    remedy."""
-
-
 def camera_of(trajectory: Trajectory, wanted: str, owner: str = "reward.camera") -> str:
     """The camera to read: ``wanted``, or the trajectory's first one for "". Raises
-    `RewardInputError` without it."""
+    `UserError` without it."""
     cameras = list(trajectory.observations.images)
     if not cameras or (wanted and wanted not in cameras):
-        raise RewardInputError(
+        raise UserError(
             f"{owner}={wanted!r}: rollout {trajectory.rollout_id} of task "
             f"{trajectory.episode.task_id!r} has the cameras {', '.join(cameras) or 'none'}. Name "
             "one of them, or let the env render the camera the reward model wants."

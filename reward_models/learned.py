@@ -17,10 +17,6 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.types import Trajectory
 
 
-class NotFitted(UserError):
-    """A learned reward was asked to score before it was trained."""
-
-
 class LearnedReward(ShapedProgress):
     """Base of the learned rewards. A subclass gives the head, the loss on a `FrameTable`, and
     progress per frame."""
@@ -128,9 +124,9 @@ class LearnedReward(ShapedProgress):
     # -------------------------------------------------------------------------------------- scoring
     @property
     def fitted_network(self) -> FrameNetwork:
-        """The network; raises `NotFitted` where there is none yet."""
+        """The network; raises `UserError` where there is none yet."""
         if self.network is None:
-            raise NotFitted(
+            raise UserError(
                 f"the {self.kind} reward is not trained yet: run 'vla-rl reward fit "
                 f"reward={self.kind} data=FOLDER' and give reward.checkpoint=<its folder>, or let "
                 "'vla-rl train' do it in its phase 'reward'"

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models.encoders import normalized_pixels, resized, timm_model
-from reward_models.frames import RewardInputError, frames_of, instruction_of
+from reward_models.frames import frames_of, instruction_of
 from reward_models.settings import NetworkConfig
+from vla_rl.errors import UserError
 from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
@@ -41,9 +42,9 @@ class FrameTable:
 
     @staticmethod
     def of(trajectories: Sequence[Trajectory], cameras: Sequence[str] = ()) -> FrameTable:
-        """Raises `RewardInputError` for no trajectories, or one that lacks a camera."""
+        """Raises `UserError` for no trajectories, or one that lacks a camera."""
         if not trajectories:
-            raise RewardInputError(
+            raise UserError(
                 "a learned reward needs at least one trajectory, got none: give data=FOLDER"
             )
         names = list(cameras) or sorted(trajectories[0].observations.images)

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reward_models.frames import RewardInputError
 from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.progress_math import (
@@ -30,6 +29,7 @@ from reward_models.progress_math import (
     pair_label,
 )
 from reward_models.settings import PairwiseConfig
+from vla_rl.errors import UserError
 from vla_rl.types import Trajectory
 
 
@@ -60,7 +60,7 @@ class PairwiseCritic(LearnedReward):
         self._wins = torch.nonzero(table.success & (table.lengths >= 3)).flatten()
         self._losses = torch.nonzero(~table.success).flatten()
         if len(self._wins) == 0:
-            raise RewardInputError(
+            raise UserError(
                 "the pairwise reward learns from successful trajectories of at least three frames; "
                 f"none of the {len(table.lengths)} given is one. Give demonstrations, or rollouts "
                 "of a policy that succeeds at times."

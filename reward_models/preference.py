@@ -18,29 +18,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reward_models.frames import RewardInputError
 from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.settings import PreferenceConfig
+from vla_rl.errors import UserError
 from vla_rl.types import Trajectory
 
 
 def read_comparisons(path: str | Path) -> list[tuple[str, str]]:
-    """(preferred, other) rollout ids. Raises `RewardInputError` that names the line."""
+    """(preferred, other) rollout ids. Raises `UserError` that names the line."""
     pairs = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise RewardInputError(
-            f"reward.comparisons={str(path)!r} cannot be read: {error}"
-        ) from error
+        raise UserError(f"reward.comparisons={str(path)!r} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 record = json.loads(line)
                 pairs.append((str(record["preferred"]), str(record["other"])))
             except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise RewardInputError(
+                raise UserError(
                     f'{path}, line {number}: {line[:80]!r} is not {{"preferred": id, "other": id}} '
                     f"({error})"
                 ) from error
@@ -75,7 +73,7 @@ class PreferenceReward(LearnedReward):
         return mlp(width, width, 1)
 
     def fit(self, trajectories: Sequence[Trajectory], progress: Any = None) -> dict[str, float]:
-        """As `LearnedReward.fit`; raises `RewardInputError` where no two trajectories are
+        """As `LearnedReward.fit`; raises `UserError` where no two trajectories are
         comparable."""
         self._ids = {t.rollout_id: i for i, t in enumerate(trajectories)}
         figures = super().fit(trajectories, progress)
@@ -93,7 +91,7 @@ class PreferenceReward(LearnedReward):
                 (self._ids[a], self._ids[b]) for a, b in named if a in self._ids and b in self._ids
             ]
             if not pairs:
-                raise RewardInputError(
+                raise UserError(
                     f"none of the {len(named)} comparisons in {self.config.comparisons} is between "
                     f"two of the {len(self._ids)} trajectories given: compare rollouts of the same "
                     "data"
@@ -101,7 +99,7 @@ class PreferenceReward(LearnedReward):
         else:
             pairs = comparisons_by_success(table)
             if not pairs:
-                raise RewardInputError(
+                raise UserError(
                     "no two trajectories can be compared: the preference reward needs successes "
                     "beside failures, or successes of different length, of one task; or a file "
                     "reward.comparisons=FILE"

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reward_models import milestones as ms
-from reward_models.frames import RewardInputError
 from reward_models.learned import LearnedReward
 from reward_models.network import FrameTable, mlp
 from reward_models.settings import ProcessConfig
+from vla_rl.errors import UserError
 from vla_rl.types import EmbodimentSpec
 
 
@@ -62,14 +62,14 @@ class ProcessReward(LearnedReward):
 
     def before_fit(self, table: FrameTable) -> dict[str, float]:
         if not self._gripper and not self._position:
-            raise RewardInputError(
+            raise UserError(
                 "the process reward needs a gripper or an end-effector position to find "
                 "milestones, and knows neither: set reward.milestones.gripper=[i] and "
                 "reward.milestones.position=[i,j,k] (proprio dimensions)"
             )
         highest = max([*self._gripper, *self._position])
         if highest >= table.proprio.shape[1]:
-            raise RewardInputError(
+            raise UserError(
                 f"reward.milestones names proprio dimension {highest}, the trajectories have "
                 f"{table.proprio.shape[1]}"
             )
@@ -84,7 +84,7 @@ class ProcessReward(LearnedReward):
         counts = []
         self._labelled = torch.nonzero(table.success & (table.lengths >= 3)).flatten()
         if len(self._labelled) == 0:
-            raise RewardInputError(
+            raise UserError(
                 "the process reward labels successful trajectories of at least three frames; none "
                 f"of the {len(table.lengths)} given is one. Give demonstrations, or rollouts of a "
                 "policy that succeeds at times."

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from reward_models import srpo_math as m
 from reward_models.encoders import ImageFeatures, make_encoder
-from reward_models.frames import RewardInputError, frames_of, reward_at_end
+from reward_models.frames import frames_of, reward_at_end
 from reward_models.settings import SRPOConfig
+from vla_rl.errors import UserError
 from vla_rl.interfaces import RewardModel
 from vla_rl.types import Trajectory
 
@@ -189,7 +190,7 @@ class SRPO(RewardModel):
 
     def set_demonstrations(self, trajectories: Sequence[Trajectory]) -> None:
         """Let the first ``config.demonstrations`` successes of each task stand in the buffer.
-        Raises `RewardInputError` where there is none."""
+        Raises `UserError` where there is none."""
         seen = Counter[str]()
         chosen = []
         for t in trajectories:
@@ -197,7 +198,7 @@ class SRPO(RewardModel):
             if t.success and seen[t.episode.task_id] <= self.config.demonstrations:
                 chosen.append(t)
         if not chosen:
-            raise RewardInputError(
+            raise UserError(
                 f"reward.demonstrations={self.config.demonstrations}, and the run has no "
                 "successful demonstration: give dataset=FOLDER, or set it to 0"
             )

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from reward_models.encoders import IMAGENET_MEAN, IMAGENET_STD
-from reward_models.frames import RewardInputError, frames_of, instruction_of
+from reward_models.frames import frames_of, instruction_of
 from reward_models.progress_math import accumulate, dead_zone, reference_indices
 from reward_models.settings import VLACConfig
 from reward_models.shaping import ShapedProgress
 from reward_models.vlac_texts import IMAGE, release_texts
 from vla_rl.devices import pick_device
-from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.types import Trajectory
 
 # As float() reads them: 12, 12., .5, 1e2; ASCII digits alone. What follows must not go on as a
@@ -196,7 +196,7 @@ class InternVLBackend:
 
     def _prompt(self, question: Question) -> str:
         if question.text.count(IMAGE) != len(question.images):
-            raise RewardInputError(
+            raise UserError(
                 f"a question has {question.text.count(IMAGE)} {IMAGE} slots and "
                 f"{len(question.images)} images: check the templates of reward=vlac"
             )
@@ -255,7 +255,7 @@ class VLAC(ShapedProgress):
 
     def set_references(self, trajectories: Sequence[Trajectory]) -> None:
         """Take the first successful trajectory of each task as its example. Raises
-        `RewardInputError` where there is none."""
+        `UserError` where there is none."""
         for t in trajectories:
             if t.success and t.episode.task_id not in self.references:
                 frames = frames_of(t, self.config.camera)
@@ -263,7 +263,7 @@ class VLAC(ShapedProgress):
                     frames[i] for i in reference_indices(len(frames), self.config.reference_frames)
                 ]
         if not self.references:
-            raise RewardInputError(
+            raise UserError(
                 f"reward.reference={self.config.reference!r} holds no successful demonstration to "
                 "show as an example"
             )
@@ -271,7 +271,7 @@ class VLAC(ShapedProgress):
     def _reference(self, trajectory: Trajectory) -> list[Tensor]:
         task = trajectory.episode.task_id
         if self.references and task not in self.references:
-            raise RewardInputError(
+            raise UserError(
                 f"the reference examples are of {', '.join(sorted(self.references))}, rollout "
                 f"{trajectory.rollout_id} is of {task!r}: give a reference dataset with that task, "
                 "or none (reward.reference='')"

@@ -30,11 +30,11 @@ from real.gate import (
     Gate,
     Request,
 )
-from real.limits import Box, Limits, LimitsError
+from real.limits import Box, Limits
 from real.robots import remote
 from real.robots.protocol import Capabilities, Measured
 from real.rotations import difference, from_vector, multiply, to_vector
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, UserError
 
 LOOSE = Limits(
     speed=1.0, acceleration=1e6, jerk=1e9, step=0.1, rotation_speed=1.0, rotation_step=0.5
@@ -640,7 +640,7 @@ def test_limits_files(tmp_path):
     ]:
         if text is not None:
             file.write_text(text)
-        with pytest.raises(LimitsError, match=said):
+        with pytest.raises(UserError, match=said):
             limit_files.load(
                 file if text is not None else tmp_path / "none.yaml", robot.limits, keys
             )
@@ -783,7 +783,7 @@ def test_limits_files_may_name_a_speed_for_each_joint():
         ([1.0, [2.0], 1.0], own, r"joint_speed\[1\] is"),
         ({"a": 1.0}, own, r"joint_speed is \[\{'a'"),
     ):
-        with pytest.raises(LimitsError, match=said):
+        with pytest.raises(UserError, match=said):
             parsed(value, robot)
     assert remote._limits(json.loads(json.dumps(dataclasses.asdict(each)))) == each, (
         "as it comes over the socket"

@@ -18,11 +18,10 @@ from reward_models.encoders import (
     clip_indices,
     make_encoder,
 )
-from reward_models.frames import RewardInputError
 from reward_models.settings import SPACES
 from reward_models.srpo import SRPO, SRPOConfig, find_references
 from vla_rl.config import checked
-from vla_rl.errors import ConfigError, MissingDependency
+from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.paths import config_dir
 
 
@@ -164,7 +163,7 @@ def test_demonstrations_are_what_failures_of_a_policy_that_never_succeeds_come_n
     model = SRPO(SRPOConfig(all_fail="buffer", demonstrations=2))
     assert model.wants_demonstrations and not SRPO(SRPOConfig()).wants_demonstrations
     with pytest.raises(
-        RewardInputError, match="demonstrations=2, and the run has no successful demonstration"
+        UserError, match="demonstrations=2, and the run has no successful demonstration"
     ):
         model.set_demonstrations(losses)
     model.set_demonstrations(ts)
@@ -309,7 +308,7 @@ def test_presets_are_what_their_sources_say():
 
 def test_a_missing_camera_is_named():
     model = SRPO(SRPOConfig(camera="wrist"))
-    with pytest.raises(RewardInputError, match=r"'wrist'.*has the cameras front"):
+    with pytest.raises(UserError, match=r"'wrist'.*has the cameras front"):
         model.score(episodes(2))
 
 
