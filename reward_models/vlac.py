@@ -1,7 +1,7 @@
 """VLAC (arXiv 2509.15937): an InternVL-type chat model that judges how far the second of two frames
 is ahead of the first.
 
-The text-in, text-out part stands behind `ChatBackend`; `InternVLBackend` runs a released checkpoint
+The text-in, text-out part stands behind `_ChatBackend`; `InternVLBackend` runs a released checkpoint
 through transformers, in the native layout (model type ``internvl``) or with its own code
 (``internvl_chat``, which needs ``trust_remote_code``). Every template string is config. The
 defaults are own words; ``texts=release`` (``reward=vlac_release``) reads those of the release from
@@ -74,7 +74,7 @@ class Question:
     images: tuple[Tensor, ...]
 
 
-class ChatBackend(Protocol):
+class _ChatBackend(Protocol):
     """Answers questions about images; a reply may be any text."""
 
     def reply(self, questions: Sequence[Question]) -> list[str]: ...
@@ -243,13 +243,13 @@ class VLAC(ShapedProgress):
 
     judge_first = True  # its quality is checked before RL trains on it
 
-    def __init__(self, config: VLACConfig, backend: ChatBackend | None = None):
+    def __init__(self, config: VLACConfig, backend: _ChatBackend | None = None):
         super().__init__()
         if config.texts == "release":
             texts: dict[str, Any] = {**release_texts(config.release)}
             config = dataclasses.replace(config, **texts)
         self.config = config
-        self.backend: ChatBackend = backend or InternVLBackend(config)
+        self.backend: _ChatBackend = backend or InternVLBackend(config)
         self.references: dict[str, list[Tensor]] = {}  # task → frames of a successful example
         self._asked = self._invalid = 0
 

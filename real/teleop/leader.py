@@ -25,7 +25,7 @@ from vla_rl.errors import UserError, first_line
 _FOLLOWED = (Mode.READY, Mode.AUTO, Mode.PAUSED)  # in which a leader may go where the arm is
 
 
-class Teleoperator(Protocol):
+class _Teleoperator(Protocol):
     """What is used of lerobot's class of that name."""
 
     action_features: dict[str, Any]
@@ -64,7 +64,7 @@ class LeaderConfig(Bounded, place="teleop"):
     pull: float = bound(8.0, gt=0)
 
 
-def build(config: LeaderConfig) -> Teleoperator:
+def build(config: LeaderConfig) -> _Teleoperator:
     """lerobot's device. Raises as `real.lerobot_kinds.make`."""
     return make(
         "leader arm",
@@ -82,7 +82,7 @@ class Leader:
     name = "leader"
 
     def __init__(
-        self, config: LeaderConfig, names: Sequence[str], device: Teleoperator | None = None
+        self, config: LeaderConfig, names: Sequence[str], device: _Teleoperator | None = None
     ):
         self.config, self.names = config, tuple(names)
         self._device = device

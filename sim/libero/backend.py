@@ -39,7 +39,7 @@ _REACHED = 0.02  # metres from the point between the fingers to the object
 _FALL = {"on": FALL, "in": RIM_FALL}  # goals of pick-and-place
 
 
-class TaskFacts:
+class _TaskFacts:
     """What `sim.failures.FailureTracker` asks about one slot's episode of a task; made while the
     kinematics are fresh."""
 
@@ -285,7 +285,7 @@ class TaskScene:
         if not all(part[0] in _FALL and part[1] in objects for part in goal):
             return None
         return FailureTracker(
-            TaskFacts(self, wrapped), {part[1]: _FALL[part[0]] for part in goal}, objects
+            _TaskFacts(self, wrapped), {part[1]: _FALL[part[0]] for part in goal}, objects
         )
 
     def box(self, data: mujoco.MjData, name: str) -> tuple[np.ndarray, np.ndarray]:

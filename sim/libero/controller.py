@@ -102,7 +102,7 @@ class Seen:
         return copy.deepcopy(self)
 
 
-class ArmOperands(NamedTuple):
+class _ArmOperands(NamedTuple):
     """What robosuite's controller computes torques from: the hand's pose, velocities and
     Jacobians, and the arm's joints."""
 
@@ -118,7 +118,7 @@ class ArmOperands(NamedTuple):
     joint_vel: np.ndarray
 
 
-class ArmState(ControlState):
+class _ArmState(ControlState):
     """What the controller of one slot remembers.
 
     ``stale``: robosuite's controller reads the arm when it is made, at a reset, and takes those
@@ -128,17 +128,17 @@ class ArmState(ControlState):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stale: ArmOperands | None = None
+        self.stale: _ArmOperands | None = None
 
-    def copy(self) -> ArmState:
-        result = ArmState()
+    def copy(self) -> _ArmState:
+        result = _ArmState()
         result.copy_from(self)
         result.stale = self.stale
         return result
 
 
 class ArmController(OSC):
-    """Drives one compiled scene's arm and gripper; the state of a slot is an `ArmState`.
+    """Drives one compiled scene's arm and gripper; the state of a slot is an `_ArmState`.
 
     ``absolute``: actions are a pose of the hand (m; rotation vector) in the world frame instead of
     a motion.
@@ -168,11 +168,11 @@ class ArmController(OSC):
         # that robosuite makes before a sub-step
         self._passes = 2 if exact and forward_moves_start() else 0
 
-    def fresh_state(self, robot: Any) -> ArmState:
+    def fresh_state(self, robot: Any) -> _ArmState:
         """The state after a reset, from robosuite's own controller of ``robot``."""
-        c, state = robot.controller, ArmState()
+        c, state = robot.controller, _ArmState()
         state.goal_rotation[:] = c.goal_ori
-        state.stale = ArmOperands(
+        state.stale = _ArmOperands(
             c.ee_pos,
             c.ee_ori_mat,
             c.ee_pos_vel,
@@ -189,7 +189,7 @@ class ArmController(OSC):
     def advance(
         self,
         data: mujoco.MjData,
-        state: ArmState,
+        state: _ArmState,
         action: np.ndarray,
         clock: ObservationClock,
         seen: Seen,
@@ -254,7 +254,7 @@ class ArmController(OSC):
         seen.gripper_qpos[:] = data.qpos[self.fingers]
 
     def _aim(
-        self, state: ArmState, action: np.ndarray, position: np.ndarray, rotation: np.ndarray
+        self, state: _ArmState, action: np.ndarray, position: np.ndarray, rotation: np.ndarray
     ) -> None:
         delta = np.clip(action, -1.0, 1.0) * self._scale
         state.goal_position[:] = position + delta[:3]
@@ -262,11 +262,11 @@ class ArmController(OSC):
             turn = transforms.quat2mat(transforms.axisangle2quat(delta[3:].copy()))
             state.goal_rotation[:] = np.dot(turn, np.array(rotation))
 
-    def _aim_at(self, state: ArmState, action: np.ndarray, *_: np.ndarray) -> None:
+    def _aim_at(self, state: _ArmState, action: np.ndarray, *_: np.ndarray) -> None:
         state.goal_position[:] = action[:3]
         state.goal_rotation[:] = transforms.quat2mat(transforms.axisangle2quat(action[3:].copy()))
 
-    def _exact_torques(self, data: mujoco.MjData, state: ArmState) -> np.ndarray:
+    def _exact_torques(self, data: mujoco.MjData, state: _ArmState) -> np.ndarray:
         """Torques [7] by robosuite's compiled functions; operands have its memory layouts, which
         fix their rounding."""
         columns = self._columns
@@ -274,7 +274,7 @@ class ArmController(OSC):
         mujoco.mj_jacSite(self.model, data, jac_p, jac_r, self.site)
         linear, angular = np.array(jac_p[:, columns]), np.array(jac_r[:, columns])
         mujoco.mj_fullM(self.model, self._mass, data.qM)
-        arm = ArmOperands(
+        arm = _ArmOperands(
             position=data.site_xpos[self.site],
             rotation=np.array(data.site_xmat[self.site].reshape(3, 3)),
             velocity=np.dot(jac_p, data.qvel),
@@ -288,7 +288,7 @@ class ArmController(OSC):
         )
         return self._torques_from(arm, data, state)
 
-    def _torques_from(self, arm: ArmOperands, data: mujoco.MjData, state: ArmState) -> np.ndarray:
+    def _torques_from(self, arm: _ArmOperands, data: mujoco.MjData, state: _ArmState) -> np.ndarray:
         turn = control_utils.orientation_error(state.goal_rotation, arm.rotation)
         offset = state.goal_position - arm.position
         force = np.multiply(offset, self._kp) + np.multiply(-arm.velocity, self._kd)
@@ -303,7 +303,7 @@ class ArmController(OSC):
         )
         return np.minimum(np.maximum(torques, self._torque_low), self._torque_high)
 
-    def _fast_torques(self, data: mujoco.MjData, state: ArmState) -> np.ndarray:
+    def _fast_torques(self, data: mujoco.MjData, state: _ArmState) -> np.ndarray:
         site, out = self.site, self._out
         mujoco.mj_jacSite(self.model, data, self._jac_p, self._jac_r, site)
         _torques(

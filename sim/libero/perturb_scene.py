@@ -179,7 +179,7 @@ def light_edits(model: mujoco.MjModel, level: int, rng: np.random.Generator) -> 
 
 # --------------------------------------------------------------------------------------- background
 @dataclass(frozen=True)
-class Surroundings:
+class _Surroundings:
     """Materials of what belongs to no object, fixture or robot: of the surface things stand on,
     and of the rest."""
 
@@ -187,7 +187,7 @@ class Surroundings:
     rest: tuple[int, ...]
 
 
-def surroundings(scene: TaskScene) -> Surroundings:
+def surroundings(scene: TaskScene) -> _Surroundings:
     """What of the scene is background: table or floor where the objects stand, and floor, walls
     and decoration."""
     model, arena = scene.model, _Roots(scene).arena
@@ -196,7 +196,7 @@ def surroundings(scene: TaskScene) -> Surroundings:
     # the world.
     surface = {int(model.geom_matid[g]) for g in shown if _root(model, g) != 0}
     rest = {int(model.geom_matid[g]) for g in shown} - surface
-    return Surroundings(tuple(sorted(surface)), tuple(sorted(rest)))
+    return _Surroundings(tuple(sorted(surface)), tuple(sorted(rest)))
 
 
 def background_edits(scene: TaskScene, level: int, rng: np.random.Generator) -> Edits:

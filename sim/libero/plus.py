@@ -49,7 +49,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Variant:
+class _Variant:
     """``said``: the files have the words."""
 
     name: str
@@ -93,7 +93,7 @@ def install() -> Path:
 
 
 @functools.cache
-def variants(suite: str) -> tuple[Variant, ...]:
+def variants(suite: str) -> tuple[_Variant, ...]:
     """Of one of `SUITES`, in the package's order."""
     base, kind = SUITES[suite]
     there = root()
@@ -106,13 +106,13 @@ def variants(suite: str) -> tuple[Variant, ...]:
     return tuple(variant for variant in found if variant is not None)
 
 
-def _variant(there: Path, suite: str, kind: str, name: str) -> Variant | None:
+def _variant(there: Path, suite: str, kind: str, name: str) -> _Variant | None:
     files, states = there / "bddl_files" / suite, there / "init_files"
     if layout := _LAYOUT.search(name):
         if kind != "layout":
             return None
         own = states / LAYOUTS / suite / f"{name}.pruned_init"
-        return Variant(name, name[: layout.start()], files / f"{name}.bddl", own, Change())
+        return _Variant(name, name[: layout.start()], files / f"{name}.bddl", own, Change())
     seen = _SEEN.search(name)
     if seen is None:
         return None
@@ -122,7 +122,7 @@ def _variant(there: Path, suite: str, kind: str, name: str) -> Variant | None:
         return None
     change = Change(numbers[:5], postures()[numbers[5]] if numbers[5] else None)
     own = states / suite / f"{base}.pruned_init"
-    return Variant(name, base, files / f"{stem}.bddl", own, change, bool(said))
+    return _Variant(name, base, files / f"{stem}.bddl", own, change, bool(said))
 
 
 @functools.cache

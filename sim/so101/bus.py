@@ -49,7 +49,7 @@ class Faults:
     seed: int = 0
 
 
-class Cable:
+class _Cable:
     """A pty on which ``bus`` answers, in a thread of its own, and in which its time passes.
     ``link`` leads to it: ``port`` is its name, or that of the pty."""
 
@@ -153,7 +153,7 @@ class Bus:
         self._random = random.Random(self.faults.seed)
         self._lock = threading.RLock()
         self._buffer = bytearray()
-        self.cable = Cable(self, Path(port) if port else None)
+        self.cable = _Cable(self, Path(port) if port else None)
         self._feel()
 
     def advance(self, seconds: float) -> None:

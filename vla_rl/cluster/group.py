@@ -81,7 +81,7 @@ class _Finished:
 
 
 @dataclass
-class Tally:
+class _Tally:
     """Since the last look."""
 
     restarts: int = 0
@@ -123,7 +123,7 @@ class RolloutGroup:
         )
         self._job, self._say, self._look = job, say, look
         self.limit = 1
-        self.tally = Tally()
+        self.tally = _Tally()
         self._losses: list[str] = []  # what was said of them
         # version, reference, checksum, bytes
         self._weights: tuple[int, Any, int, int] | None = None
@@ -244,7 +244,7 @@ class RolloutGroup:
     def figures(self) -> dict[str, float]:
         """What happened since the last look, as metrics."""
         with self._changed:
-            tally, self.tally = self.tally, Tally()
+            tally, self.tally = self.tally, _Tally()
         return {
             f"cluster/{name}": float(value) for name, value in dataclasses.asdict(tally).items()
         }

@@ -62,7 +62,7 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class Seat:
+class _Seat:
     """What an actor reserves, and of which bundle of which group (None: of any node)."""
 
     amount: Amount
@@ -79,9 +79,9 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class _Arrangement:
     groups: tuple[Group, ...]
-    seats: Mapping[str, tuple[Seat, ...]]  # role → of each actor
+    seats: Mapping[str, tuple[_Seat, ...]]  # role → of each actor
 
 
 def on_gpus(config: RunConfig, nodes: Sequence[Amount]) -> bool:
@@ -89,7 +89,7 @@ def on_gpus(config: RunConfig, nodes: Sequence[Amount]) -> bool:
     return config.device != "cpu" and any(node.gpus >= 1 for node in nodes)
 
 
-def arranged(config: RunConfig, nodes: Sequence[Amount]) -> Arrangement:
+def arranged(config: RunConfig, nodes: Sequence[Amount]) -> _Arrangement:
     """The seats of a run's actors. Raises `UserError` where the ``nodes`` have no room for them."""
     c: RayConfig = config.cluster
     each = _asked(c, max(1, config.slots.workers), on_gpus(config, nodes))
@@ -128,10 +128,10 @@ def _asked(c: RayConfig, cores: int, gpus: bool) -> dict[str, Amount]:
     return found
 
 
-def _free(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> Arrangement | None:
+def _free(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> _Arrangement | None:
     amounts = [each[role] for role in ROLES for _ in range(_count(c, role))]
-    seats = {role: (Seat(each[role]),) * _count(c, role) for role in ROLES}
-    return None if _packed(amounts, nodes) is None else Arrangement((), seats)
+    seats = {role: (_Seat(each[role]),) * _count(c, role) for role in ROLES}
+    return None if _packed(amounts, nodes) is None else _Arrangement((), seats)
 
 
 def _shared(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -> dict[str, Amount]:
@@ -158,7 +158,7 @@ def _shared(c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]) -
 
 def _colocated(
     c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]
-) -> Arrangement | None:
+) -> _Arrangement | None:
     """Rank i with the servers i, i + ranks, …, with the rollout actors that these act for, and with
     its part of the reward workers. Who has the device shares it evenly; on CPUs that is
     everyone."""
@@ -188,33 +188,33 @@ def _colocated(
 
     bundles = tuple(Amount(x, float(gpus)) for x in cpus)
     seats = {
-        role: tuple(Seat(amount(role, b), 0, b) for b in where) for role, where in places.items()
+        role: tuple(_Seat(amount(role, b), 0, b) for b in where) for role, where in places.items()
     }
     return (
-        None if _packed(bundles, nodes) is None else Arrangement((Group("PACK", bundles),), seats)
+        None if _packed(bundles, nodes) is None else _Arrangement((Group("PACK", bundles),), seats)
     )
 
 
 def _disaggregated(
     c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]
-) -> Arrangement | None:
+) -> _Arrangement | None:
     bundles: tuple[list[Amount], list[Amount]] = [], []
-    seats: dict[str, list[Seat]] = {role: [] for role in ROLES}
+    seats: dict[str, list[_Seat]] = {role: [] for role in ROLES}
     for role in ROLES:
         group = 0 if role == "learner" else 1
         for _ in range(_count(c, role)):
-            seats[role].append(Seat(each[role], group, len(bundles[group])))
+            seats[role].append(_Seat(each[role], group, len(bundles[group])))
             bundles[group].append(each[role])
     if _packed([*bundles[0], *bundles[1]], nodes) is None:
         return None
-    return Arrangement(
+    return _Arrangement(
         tuple(Group("PACK", tuple(b)) for b in bundles), {r: tuple(s) for r, s in seats.items()}
     )
 
 
 def _hybrid(
     c: RayConfig, each: Mapping[str, Amount], nodes: Sequence[Amount]
-) -> Arrangement | None:
+) -> _Arrangement | None:
     models = [
         (role, i) for role in ("learner", "inference", "reward") for i in range(_count(c, role))
     ]
@@ -223,12 +223,12 @@ def _hybrid(
         return None
     bundle = {node: i for i, node in enumerate(dict.fromkeys(where))}
     taken = [Amount()] * len(bundle)
-    seats: dict[str, list[Seat]] = {role: [] for role in ROLES}
+    seats: dict[str, list[_Seat]] = {role: [] for role in ROLES}
     for (role, _), node in zip(models, where, strict=True):
         taken[bundle[node]] += each[role]
-        seats[role].append(Seat(each[role], 0, bundle[node]))
+        seats[role].append(_Seat(each[role], 0, bundle[node]))
     for i in range(c.rollouts):
-        seats["rollout"].append(Seat(each["rollout"], 0, len(taken) + i % c.env_nodes))
+        seats["rollout"].append(_Seat(each["rollout"], 0, len(taken) + i % c.env_nodes))
     simulating = [
         sum((each["rollout"] for _ in range(i, c.rollouts, c.env_nodes)), Amount())
         for i in range(c.env_nodes)
@@ -236,7 +236,7 @@ def _hybrid(
     left = [node for i, node in enumerate(nodes) if i not in bundle]
     if sum(simulating[0].within(node) for node in left) < c.env_nodes:  # (the first has the most)
         return None
-    return Arrangement(
+    return _Arrangement(
         (Group("STRICT_SPREAD", (*taken, *simulating)),), {r: tuple(s) for r, s in seats.items()}
     )
 

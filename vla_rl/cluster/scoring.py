@@ -34,7 +34,7 @@ from vla_rl.types import Trajectory
 
 
 @dataclass(frozen=True)
-class RewardJob:
+class _RewardJob:
     """What a reward worker is to do."""
 
     place: worker_context.WorkerContext
@@ -44,7 +44,7 @@ class RewardJob:
 class RewardActor:
     """The run's reward model."""
 
-    def __init__(self, job: RewardJob) -> None:
+    def __init__(self, job: _RewardJob) -> None:
         self._job = job
         self._reward: Any = None
 
@@ -98,7 +98,7 @@ class RemoteReward(RewardModel):
             )
         self._ray, self._seats, self._say = seats.ray, seats, run.progress.say
         c = self._cluster = seats.config
-        self._job = RewardJob(
+        self._job = _RewardJob(
             worker_context.WorkerContext.of(config, c.reward_workers), run.env.embodiment.to_dict()
         )
         self._workers = [self._started(place) for place in range(c.reward_workers)]

@@ -31,7 +31,7 @@ _MOST_OF_ONE = 100  # episodes that stand for those of one iteration
 
 
 @dataclass
-class TimesFile:
+class _TimesFile:
     """The keys of a file of service times, as of `Times`, in seconds."""
 
     chunk: list[float] = dataclasses.field(default_factory=list)
@@ -57,7 +57,7 @@ class Measured:
 
 
 def measured(source: Path, config: RunConfig | None = None) -> Measured:
-    """Of a run folder; or of a JSON file of `TimesFile`, for the setup that ``config``
+    """Of a run folder; or of a JSON file of `_TimesFile`, for the setup that ``config``
     describes. Raises `UserError`."""
     if source.is_dir():
         return _of_run(source)
@@ -65,7 +65,7 @@ def measured(source: Path, config: RunConfig | None = None) -> Measured:
         source,
         "give a run folder, or a JSON file with chunk, decisions, act_fixed, act_row and update",
     )
-    found: TimesFile = checked(TimesFile, keys, str(source))
+    found: _TimesFile = checked(_TimesFile, keys, str(source))
     if (
         not found.chunk
         or not found.decisions

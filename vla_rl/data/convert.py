@@ -52,7 +52,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Done:
+class _Done:
     path: Path
     episodes: int
     steps: int
@@ -92,7 +92,7 @@ def open_source(path: Path, options: Options) -> Source:
     raise DatasetError(f"{path} is of no format that is known here: {FORMATS}")
 
 
-def convert(paths: Sequence[Path], out: Path, conversion: Conversion) -> Done:
+def convert(paths: Sequence[Path], out: Path, conversion: Conversion) -> _Done:
     """Write ``out``, a new folder, with the episodes of all ``paths``, whose robots have to be
     alike. Raises `UserError`."""
     c = conversion
@@ -128,7 +128,7 @@ def convert(paths: Sequence[Path], out: Path, conversion: Conversion) -> Done:
                 )
         count = len(writer)
     shares = tuple(row / max(sum(rows), 1) for row in rows)
-    return Done(out, count, sum(rows), shares)
+    return _Done(out, count, sum(rows), shares)
 
 
 def _takes(source: Source, c: Conversion, pictures: bool) -> Iterator[Take]:

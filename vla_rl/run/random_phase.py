@@ -22,7 +22,7 @@ from vla_rl.types import ActionChunk, EmbodimentSpec, EpisodeSpec, Observation, 
 EPISODES = 8  # in all, or one of each task
 
 
-class RandomActions(Policy):
+class _RandomActions(Policy):
     """Acts at random within the bounds, whatever it sees."""
 
     chunk_length = 10  # few pictures
@@ -58,7 +58,7 @@ def phase_random(run: Run) -> dict[str, Any]:
         for task in run.train_tasks
         for i in range(each)
     ]
-    seen = RolloutEngine(env, RandomActions(env.embodiment)).collect(episodes).trajectories
+    seen = RolloutEngine(env, _RandomActions(env.embodiment)).collect(episodes).trajectories
     actions = torch.cat([t.actions[t.valid] for t in seen])
     proprio = torch.cat([t.observations.proprio for t in seen])
     torch.manual_seed(c.seed)
