@@ -139,13 +139,6 @@ KINDS: dict[str, Kind] = {
         "how soon runs reached a success rate, and where their seconds went",
         "benchmarks.learning.learn",
         {
-            "--start": _path("CKPT", "run methods from this policy, then compare them"),
-            "--methods": {
-                "metavar": "A,B",
-                "help": "of --start: ppo, residual, steer, rlpd, wsrl, parl",
-            },
-            "--seeds": _counts((0,), "of --start, for each method", "N"),
-            "--out": _path("FOLDER", "of --start: the runs' place (outputs/bench_learn)"),
             "--level": _number(0.8, "of held-out episodes that succeed", "SHARE"),
             "--against": {
                 "metavar": "OVERRIDES",

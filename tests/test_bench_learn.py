@@ -4,20 +4,19 @@ task."""
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.learning import against, methods, runs, update
+from benchmarks.learning import against, runs, update
 from benchmarks.learning.against import compared
 from benchmarks.learning.runs import PARTS, learning_of, run_text
 from vla_rl import cli
 from vla_rl.assembly import context
 from vla_rl.config import compose
-from vla_rl.errors import ConfigError, TrainingDiverged
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.learning.figures import add_figures
 from vla_rl.monitoring.metrics import read_metrics
@@ -327,193 +326,6 @@ def test_the_command_compares_two_settings(tmp_path, capsys):
     assert "not at equal work: update, whole iteration" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------- methods from one start
-PACE = [
-    "run=toy",
-    "slots.slots_per_worker=8",
-    "rl.episodes_per_iteration=8",
-    "rl.iterations=1",
-    "evaluate.episodes_per_task=4",
-    "evaluate.video_episodes=0",
-]
-
-
-@pytest.fixture(scope="module")
-def start(finished_run) -> Path:
-    """A toy policy after a little SFT, in a run folder with its demonstrations."""
-    return finished_run(*TOY, "phases=[collect,sft]") / "checkpoints" / "sft"
-
-
-def test_methods_run_from_one_start_resume_and_stand_side_by_side(start, tmp_path, capsys):
-    before = {p.name: p.read_bytes() for p in start.iterdir() if p.is_file()}
-    arguments = [
-        "bench",
-        "learn",
-        "--start",
-        str(start),
-        "--methods",
-        "ppo,rlpd",
-        "--level",
-        "0.5",
-        *PACE,
-    ]
-    arguments += ["--out", str(tmp_path / "out"), "--json", str(tmp_path / "out.json")]
-    assert cli.main(arguments) == 0
-    text = capsys.readouterr().out
-    assert f"demonstrations: {start.parent.parent / 'dataset'}" in text
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert [r["run"] for r in found["runs"]] == [
-        str(tmp_path / "out" / name / "seed_0") for name in ("ppo", "rlpd")
-    ]
-    assert [(r["algorithm"], r["actor"]) for r in found["runs"]] == [
-        ("ppo", "none"),
-        ("sac", "direct"),
-    ]
-    assert found["command"].startswith("vla-rl bench learn run=toy ")
-    assert f" --start {start} --methods ppo,rlpd --seeds 0 --out " in found["command"]
-    for run in found["runs"]:
-        phases = set(json.loads((Path(run["run"]) / "phases.json").read_text()))
-        assert phases - {"peak_memory_bytes"} == {"eval_sft", "rl", "eval_rl", "report"}
-        assert [p["episodes"] for p in run["curve"]] == [0, 8]
-    # the same start
-    assert found["runs"][0]["curve"][0]["success"] == found["runs"][1]["curve"][0]["success"]
-    assert before == {p.name: p.read_bytes() for p in start.iterdir() if p.is_file()}
-    # nothing is left to do
-    assert cli.main([*arguments, "--figure", str(tmp_path / "curves.html")]) == 0
-    again = json.loads((tmp_path / "out.json").read_text())
-    assert again["runs"] == found["runs"] and (tmp_path / "curves.html").exists()
-
-
-def test_a_method_that_diverges_does_not_keep_the_others(start, tmp_path, monkeypatch, capsys):
-    def run(config):
-        if config.algorithm_type == "ppo":
-            raise TrainingDiverged("ten updates in a row")
-        write(config.run_dir, [record(1, wait=1.0, learn=5.0, **{"eval/success": 0.5})], {})
-
-    monkeypatch.setattr(methods, "run_pipeline", run)
-    found = methods.measure(start, ["ppo", "residual"], PACE, seeds=[3, 4], level=0.8, out=tmp_path)
-    assert [Path(r["run"]).relative_to(tmp_path).as_posix() for r in found["runs"]] == [
-        "residual/seed_3",
-        "residual/seed_4",
-    ]
-    assert [Path(r).relative_to(tmp_path).as_posix() for r in found["diverged"]] == [
-        "ppo/seed_3",
-        "ppo/seed_4",
-    ]
-    assert "diverged: ten updates in a row" in capsys.readouterr().out
-
-
-def test_each_method_has_its_quickstart_preset(start):
-    """Without run= it is the whole run's preset; PPO has others for a policy that denoises."""
-    config = methods._config(start, "steer", ["rl.iterations=3"], 5, Path("there"), None)
-    assert (config.name, config.seed, config.checkpoint, config.output_dir) == (
-        "steer/seed_5",
-        5,
-        str(start),
-        "there",
-    )
-    assert (config.algorithm_type, config.actor_type, config.rl.iterations) == ("sac", "steered", 3)
-    assert config.rl.eval_every == 3 and config.phases == ["eval_sft", "rl", "eval_rl", "report"]
-    for name, method in methods.METHODS.items():
-        preset = methods._config(start, name, [], 0, Path("there"), None)
-        whole = compose([f"run={method.run}"])
-        assert (preset.algorithm, preset.actor, preset.rl) == (
-            whole.algorithm,
-            whole.actor,
-            whole.rl,
-        )
-
-
-def test_ppo_takes_the_preset_of_a_policy_that_denoises(tmp_path):
-    for sampler, preset in (("flow_sde", "flow_quickstart"), ("ddim", "diffusion_quickstart")):
-        text = {"policy_type": "denoising_vla", "config": {"sampler": sampler}}
-        (tmp_path / "config.json").write_text(json.dumps(text))
-        found = methods._preset("ppo", tmp_path)
-        assert found.run == preset
-        assert compose([f"run={preset}", f"algorithm={found.algorithm}"]) == compose(
-            [f"run={preset}"]
-        )
-        assert methods._preset("residual", tmp_path).run == "residual_quickstart"
-
-
-def test_methods_that_cannot_start_are_refused_before_anything_runs(start, tmp_path, capsys):
-    alone = tmp_path / "alone"
-    shutil.copytree(start, alone)
-    out = tmp_path / "out"
-    for given, wanted, parts in [
-        (
-            start,
-            "residual,steer",
-            ("--methods steer does not fit", "noise", "denoising_vla", "leave steer out"),
-        ),
-        (
-            start,
-            "ppo,residul",
-            ("'residul'", "ppo,residual,steer,rlpd,wsrl,parl", "Did you mean residual?"),
-        ),
-        (start, "ppo,ppo", ("--methods ppo ppo", "name each once")),
-        (alone, "ppo,rlpd", ("--methods rlpd learns from demonstrations", "dataset=FOLDER")),
-        (tmp_path / "nowhere", "ppo", ("nowhere",)),
-    ]:
-        assert (
-            cli.main(
-                [
-                    "bench",
-                    "learn",
-                    "--start",
-                    str(given),
-                    "--methods",
-                    wanted,
-                    *PACE,
-                    "--out",
-                    str(out),
-                ]
-            )
-            == 2
-        )
-        error = capsys.readouterr().err
-        assert all(part in error for part in parts), error
-        assert not out.exists()
-    assert (
-        cli.main(
-            [
-                "bench",
-                "learn",
-                "--start",
-                str(start),
-                "--methods",
-                "residual",
-                *PACE,
-                "actor.hold=3",
-            ]
-        )
-        == 2
-    )
-    assert (
-        "--methods residual does not fit" in (error := capsys.readouterr().err)
-        and "actor.hold=3" in error
-    )
-    mistakes = {
-        "--seeds": ["seed=4"],
-        "dataset=no/such": ["dataset=no/such"],
-        "--level 2.0": ["--level", "2"],
-    }
-    for part, words in mistakes.items():
-        assert (
-            cli.main(["bench", "learn", "--start", str(alone), "--methods", "ppo", *PACE, *words])
-            == 2
-        )
-        assert part in capsys.readouterr().err
-    with pytest.raises(methods.ConfigError, match="holds an actor"):
-        (tmp_path / "actor").mkdir()
-        shutil.copytree(start, tmp_path / "actor" / "rl")
-        header = json.loads((start / "config.json").read_text())
-        (tmp_path / "actor" / "rl" / "config.json").write_text(
-            json.dumps(header | {"policy_type": "residual"})
-        )
-        methods.measure(tmp_path / "actor" / "rl", ["ppo"], seeds=[0], level=0.8, out=out)
-
-
 # ----------------------------------------------------------------------------------------- the loop
 def test_the_loop_times_its_parts_and_its_evaluation(tmp_path, monkeypatch):
     plain = context.evaluate
@@ -552,7 +364,6 @@ def test_seconds_of_several_scorings_add_up():
     [
         ([], "name run folders"),
         (["no/such/run"], "no/such/run has no iterations of RL"),
-        (["--methods", "ppo"], "--start CKPT goes with --methods"),
         (["some/run", "--level", "80"], "--level 80.0 is no success rate"),
         (
             ["outputs/quickstart", "--against", "algorithm.epochs=2"],

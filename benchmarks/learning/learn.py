@@ -1,5 +1,5 @@
-"""`vla-rl bench learn`: how soon runs reached a success rate; methods from one start; or two
-settings side by side."""
+"""`vla-rl bench learn`: how soon runs reached a success rate, or two settings side by side. (Methods
+over seeds are a study: ``vla-rl study``.)"""
 
 from __future__ import annotations
 
@@ -8,41 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import against as two_settings
-from benchmarks.learning import methods as of_methods
 from benchmarks.learning import runs
-from vla_rl.errors import ConfigError
 
 
 def measure(
     overrides: Sequence[str],
-    start: Path | None,
-    methods: str | None,
     against: str | None,
-    **options: Any,
+    level: float,
+    figure: Path | None,
+    iterations: int,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Of `benchmarks.learning.runs`, `methods` or `against`, which take the ``options`` that
-    concern them."""
-
-    def of(*names: str) -> dict[str, Any]:
-        return {name: options[name] for name in names}
-
-    if bool(start) != bool(methods) or (start and against):
-        raise ConfigError(
-            "--start CKPT goes with --methods A,B (and --seeds, --out), and without --against"
-        )
-    if start and methods:
-        names, out = (
-            [name for name in methods.split(",") if name],
-            options["out"] or Path("outputs/bench_learn"),
-        )
-        return of_methods.measure(
-            start, names, overrides, out=out, **of("seeds", "level", "figure")
-        )
+    """Of `benchmarks.learning.against` with ``against``, else of `benchmarks.learning.runs`."""
     if against:
-        return two_settings.measure(
-            overrides, two_settings.split_overrides(against), **of("iterations", "rounds")
-        )
-    return runs.measure([Path(word) for word in overrides], **of("level", "figure"))
+        changed = two_settings.split_overrides(against)
+        return two_settings.measure(overrides, changed, iterations=iterations, rounds=rounds)
+    return runs.measure([Path(word) for word in overrides], level=level, figure=figure)
 
 
 def text(document: Mapping[str, Any]) -> str:
