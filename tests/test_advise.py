@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vla_rl.advice.advise import group_episodes, read_figures, render
+from vla_rl.advice.advise import group_episodes, read_figures, render, start_of
 from vla_rl.advice.start_checks import (
     BAD,
     GOOD,
@@ -21,6 +21,7 @@ from vla_rl.advice.start_checks import (
     chunk_spread,
     overall,
 )
+from vla_rl.advice.suggestions import progress_reward
 from vla_rl.config import RunConfig, compose
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.monitoring.metrics import MetricsLogger
@@ -382,3 +383,13 @@ def test_a_task_s_own_limit_is_seen_where_an_episode_failed(tmp_path):
         [("a", "never_reached", 70), ("a", "never_reached", 80), ("b", "", 30)],
     )
     assert read_figures(compose(["~run"]), tmp_path).limits == {"a": 80}
+
+
+def test_random_weights_are_a_start_too(tmp_path):
+    """What is told of a new run names the start that is there, and advise rolls that out."""
+    (tmp_path / "checkpoints" / "random").mkdir(parents=True)
+    config = RunConfig(phases=["rl"])
+    assert start_of(config, tmp_path) == tmp_path / "checkpoints" / "random"
+    assert f"checkpoint={tmp_path}/checkpoints/random" in progress_reward(config, tmp_path)
+    (tmp_path / "checkpoints" / "sft").mkdir()
+    assert start_of(config, tmp_path) == tmp_path / "checkpoints" / "sft"

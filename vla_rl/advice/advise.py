@@ -26,6 +26,7 @@ from vla_rl.advice.start_checks import (
     overall,
 )
 from vla_rl.advice.suggestions import advice, image_figures
+from vla_rl.assembly.folder import made_start
 from vla_rl.checks.rewards import is_sparse
 from vla_rl.config import RunConfig
 from vla_rl.data.lerobot_reader import episode_lengths
@@ -179,12 +180,9 @@ def roll_out_groups(figures: Figures, config: RunConfig, checkpoint: Path, episo
 
 def start_of(config: RunConfig, folder: Path) -> Path | None:
     """The checkpoint that RL starts from, if it is there."""
-    places = (
-        [Path(config.checkpoint)]
-        if config.checkpoint
-        else [folder / "checkpoints" / n for n in ("sft", "published")]
-    )
-    return next((place for place in places if place.is_dir()), None)
+    own = made_start(config, folder) or folder / "checkpoints" / "published"
+    start = Path(config.checkpoint) if config.checkpoint else own
+    return start if start.is_dir() else None
 
 
 # -------------------------------------------------------------------------------------- the command

@@ -12,6 +12,7 @@ from typing import Any
 
 from vla_rl import build
 from vla_rl.algorithms.validation import verdict
+from vla_rl.assembly.folder import made_start
 from vla_rl.checks.rewards import reads_rewards
 from vla_rl.config import RunConfig
 from vla_rl.learning.guard import NO_SUCCESS, STILL
@@ -114,7 +115,7 @@ def less_exploration(config: RunConfig) -> str:
 
 def progress_reward(config: RunConfig, folder: Path) -> str:
     """How a new run from the same start goes on with progress where nothing succeeds."""
-    start = config.checkpoint or folder / "checkpoints" / "sft"
+    start = config.checkpoint or made_start(config, folder) or folder / "checkpoints" / "published"
     data = config.one_dataset or (
         folder / "dataset" if (folder / "dataset").is_dir() else "DEMONSTRATIONS"
     )

@@ -15,6 +15,7 @@ import torch
 
 from vla_rl import build
 from vla_rl.assembly.env_and_policy import acting_policy, open_env, open_policy, select_tasks
+from vla_rl.assembly.folder import made_start
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config import RunConfig
@@ -136,7 +137,7 @@ def start_checkpoint(run: Run) -> Path:
     c = run.config
     if c.checkpoint:
         return Path(c.checkpoint)
-    if (made := made_start(c)) is not None:
+    if (made := made_start(c, c.run_dir)) is not None:
         return made
     if not view(c.policy, PolicyOptions).checkpoint:
         return run.dir / "checkpoints" / "sft"
@@ -147,14 +148,6 @@ def start_checkpoint(run: Run) -> Path:
         )
         save_checkpoint(published, policy, keep_last_good=False)
     return published
-
-
-def made_start(config: RunConfig) -> Path | None:
-    """The start that the run's own phases make, or that they made before; None: neither."""
-    made = config.run_dir / "checkpoints"
-    asked = [name for name in ("random", "sft") if name in config.phases]
-    there = [name for name in ("sft", "random") if (made / name).exists()]
-    return made / (asked + there)[0] if asked or there else None
 
 
 def rl_start(run: Run) -> Path:

@@ -151,3 +151,12 @@ def set_aside(folder: Path) -> None:
         aside.mkdir()
         for path in kept:
             path.rename(aside / path.name)
+
+
+def made_start(config: RunConfig, folder: Path) -> Path | None:
+    """The start that the phases of the run in ``folder`` make, or that they made before; None:
+    neither."""
+    made = folder / "checkpoints"
+    asked = [name for name in ("random", "sft") if name in config.phases]
+    there = [name for name in ("sft", "random") if (made / name).exists()]
+    return made / (asked + there)[0] if asked or there else None

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from vla_rl import build
-from vla_rl.assembly.context import Run, made_start, start_checkpoint
+from vla_rl.assembly.context import Run, start_checkpoint
+from vla_rl.assembly.folder import made_start
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.checks.cluster import check_room
@@ -203,7 +204,7 @@ def iteration_bytes(config: RunConfig, per_decision: float, horizon: int, weight
 def _begun(run: Run, own: RunConfig) -> str:
     """A checkpoint for the check to start from: the run's own start, or a new policy where it
     has none yet."""
-    made = Path(own.checkpoint) if own.checkpoint else made_start(own)
+    made = Path(own.checkpoint) if own.checkpoint else made_start(own, own.run_dir)
     if made is None:
         return str(start_checkpoint(run).absolute())
     if own.checkpoint or made.exists():
