@@ -97,7 +97,9 @@ class Plan:
         judged = {}
         for name, own in self.methods.items():
             try:
-                judged[name] = judged_by(compose(self.overrides(own)))
+                config = compose(self._given(own))
+                self._added(config)
+                judged[name] = judged_by(config)
             except ConfigError as error:
                 raise ConfigError(f"{where}: methods.{name}: {error}") from error
         first = next(iter(judged))
@@ -111,12 +113,18 @@ class Plan:
     def overrides(self, own: Sequence[str], own_start: bool = False) -> list[str]:
         """Those of a method's run, from its ``own``, and where ``start`` says so from another's SFT
         or by an ``own_start``. The phase of the test set and the looks follow from the plan."""
+        given = self._given(own, own_start)
+        return [*given, *self._added(compose(given))]
+
+    def _given(self, own: Sequence[str], own_start: bool = False) -> list[str]:
         given = [f"run={self.run}", "wandb=false", *self.common]
         if self.start:
             sft = "sft," if own_start else ""
             given.append(f"phases=[{sft}eval_sft,reward,rl,eval_rl,report]")
-        given += own
-        config, added = compose(given), []
+        return [*given, *own]
+
+    def _added(self, config: RunConfig) -> list[str]:
+        added = []
         if self.measure in (TEST, TEST_BEST) and "eval_test" not in config.phases:
             asked = [name for name in PHASES if name in (*config.phases, "eval_test")]
             added.append(f"phases=[{','.join(asked)}]")
@@ -129,7 +137,7 @@ class Plan:
                     "choose one that all methods' iterations divide"
                 )
             added.append(f"rl.eval_every={looks}")
-        return [*given, *added]
+        return added
 
     @property
     def digest(self) -> str:
