@@ -3,9 +3,12 @@ may die."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +33,7 @@ from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset, dat
 from vla_rl.errors import UserError
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.ranks import Ranks
+from vla_rl.run import sft_phase
 from vla_rl.run.pipeline import run_pipeline
 
 BATCH = 7  # an odd number: the last row of the second rank only fills up
@@ -167,6 +171,34 @@ class Played(GroupImitation):
             raise RankLost(1, "killed")
         self.at += 1
         return [{"sft/loss": self.at}]
+
+
+def test_the_driver_lets_go_of_demonstrations_that_ranks_read_themselves(monkeypatch):
+    class Shown:
+        episodes = (SimpleNamespace(task_id="a"), SimpleNamespace(task_id="b"))
+
+    def learned(learner, *, tasks, **_):
+        assert learner == "ranks" and tasks == 2 and dataset() is None
+        return SimpleNamespace(iteration=7, seconds=1.0)
+
+    def imitated(run):
+        nonlocal dataset
+        shown = Shown()
+        dataset = weakref.ref(shown)
+        return shown, None, {}
+
+    dataset: Any = None
+    monkeypatch.setattr(sft_phase, "imitated", imitated)
+    monkeypatch.setattr(sft_phase, "new_policy", lambda run, shown: None)
+    monkeypatch.setattr(sft_phase, "train_sft", learned)
+    monkeypatch.setattr(
+        "vla_rl.cluster.imitation.ranks_for_sft", lambda *_: contextlib.nullcontext("ranks")
+    )
+    config = SimpleNamespace(
+        checkpoint="", cluster_type="ray", cluster=SimpleNamespace(has_ranks=True)
+    )
+    run = SimpleNamespace(config=config, env=None, dir=Path(), logger=None, progress=None)
+    assert sft_phase.phase_sft(run) == {"updates": 7, "seconds": 1.0}
 
 
 def test_ranks_that_are_lost_make_the_updates_since_the_checkpoint_again():

@@ -60,14 +60,17 @@ def phase_sft(run: Run) -> dict[str, Any]:
         run.progress.say(run.env.recording.said())
     dataset, validation, filtered = imitated(run)
     policy, tasks = new_policy(run, dataset), len({e.task_id for e in dataset.episodes})
-    with _learner(run, policy, dataset) as learner:
+    held = None if validation is None else (validation.evenly(ROWS), validation.first(ROWS))
+    learning = _learner(run, policy, dataset)
+    del dataset, validation  # where ranks elsewhere learn from them, they go
+    with learning as learner:
         counters = train_sft(
             learner,
             folder=run.dir / "checkpoints" / "sft",
             logger=run.logger,
             progress=run.progress,
-            validation=None if validation is None else validation.evenly(ROWS),
-            first=None if validation is None else validation.first(ROWS),
+            validation=None if held is None else held[0],
+            first=None if held is None else held[1],
             tasks=tasks,
         )
     return {"updates": counters.iteration, "seconds": counters.seconds, **filtered}
@@ -81,5 +84,6 @@ def _learner(run: Run, policy: Any, dataset: DemonstrationDataset) -> Iterator[S
         return
     from vla_rl.cluster.imitation import ranks_for_sft
 
+    del dataset  # each rank reads its own
     with ranks_for_sft(run, policy) as learner:
         yield learner
