@@ -37,7 +37,7 @@ from real.verify import check, verify
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.config.robot import compose
-from vla_rl.data.session_export import export_session
+from vla_rl.data.session_export import export_sessions
 from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.doctor.robot import FAIL, MISSING, OK, check_devices, check_port, doctor, render
 from vla_rl.errors import ConfigError, UserError
@@ -437,7 +437,7 @@ def test_episodes_end_with_the_simulators_verdict_and_are_exported(tmp_path):
     assert problems == [] and len(lines) == 2 and all(line.endswith("success") for line in lines)
     labels = [e for e in read(journals(tmp_path / "s")[0]).events if e["name"] == "label"]
     assert [(e["value"], e["source"]) for e in labels] == [("success", "simulator")]
-    exported = export_session(tmp_path / "s", tmp_path / "data")
+    exported = export_sessions([tmp_path / "s"], tmp_path / "data")
     assert exported.episodes == 2 and not exported.left_out
 
 

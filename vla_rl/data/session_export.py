@@ -42,13 +42,6 @@ class Exported:
     doubtful: tuple[str, ...] = ()
 
 
-def export_session(
-    session: str | Path, target: str | Path, *, video: bool = False, discarded: bool = False
-) -> Exported:
-    """`export_sessions` of one."""
-    return export_sessions([session], target, video=video, discarded=discarded)
-
-
 def export_sessions(
     sessions: Sequence[str | Path],
     target: str | Path,
