@@ -136,13 +136,8 @@ class PolicyOptions:
     student_steps: int = 0  # of a student that learns beside RL
     # denoising steps that RL does not train are taken by a copy from before it
     freeze_untrained: bool = False
-
-
-@dataclass(frozen=True)
-class NoiseOptions:
-    """Of a policy or its config: the axes along which entries are not sampled independently (see
-    `Policy.log_prob_axes`)."""
-
+    # axes along which entries are not sampled independently (`Policy.log_prob_axes`), of a policy
+    # or its config
     correlated_axes: Sequence[str] = ()
 
 

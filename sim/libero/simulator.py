@@ -74,48 +74,39 @@ class LiberoView:
     """Live state of one slot for scripted experts: m, rad, world frame."""
 
     def __init__(self, scene: TaskScene, wrapped: Any) -> None:
-        self.scene, self.problem, self._wrapped, self._data = (
-            scene,
-            scene.problem,
-            wrapped,
-            wrapped._data,
-        )
-
-    @property
-    def data(self) -> mujoco.MjData:
-        """The slot's MuJoCo state."""
-        return self._data
+        self.scene, self.problem, self._wrapped = scene, scene.problem, wrapped
+        self.data: mujoco.MjData = wrapped._data
 
     @property
     def eef_position(self) -> np.ndarray:
         """Of the point between the finger pads [3]."""
-        return self._data.site_xpos[self.scene.controller.site].copy()
+        return self.data.site_xpos[self.scene.controller.site].copy()
 
     @property
     def eef_rotation(self) -> np.ndarray:
         """Rotation matrix [3, 3] of that point."""
-        return self._data.site_xmat[self.scene.controller.site].reshape(3, 3).copy()
+        return self.data.site_xmat[self.scene.controller.site].reshape(3, 3).copy()
 
     @property
     def gripper_open(self) -> float:
         """0 closed ... 1 open."""
-        return self.scene.gripper_open(self._data)
+        return self.scene.gripper_open(self.data)
 
     def position(self, name: str) -> np.ndarray:
         """Of an object, a fixture or a region of the BDDL file [3]."""
-        return self.scene.position(self._data, name)
+        return self.scene.position(self.data, name)
 
     def rotation(self, name: str) -> np.ndarray:
         """Rotation matrix [3, 3] of an object, a fixture or a region."""
-        return self.scene.rotation(self._data, name)
+        return self.scene.rotation(self.data, name)
 
     def joint(self, name: str) -> float:
         """Of a drawer, door or knob, by the name of its fixture or region."""
-        return self.scene.joint(self._data, name)
+        return self.scene.joint(self.data, name)
 
     def touches(self, name: str) -> tuple[bool, bool]:
         """Whether the left and the right finger touch an object."""
-        return self.scene.touches(self._data, name)
+        return self.scene.touches(self.data, name)
 
     def holds(self) -> list[bool]:
         """Which parts of ``problem.goal`` hold."""

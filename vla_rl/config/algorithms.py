@@ -10,7 +10,7 @@ from vla_rl.bounds import Bounded, bound, several, told_by
 from vla_rl.config.imitation import MemoryConfig
 from vla_rl.diagnostics import Alarm, Diagnostic, Movement
 from vla_rl.errors import ConfigError
-from vla_rl.options import AdvantageClass, AlgorithmOptions, NoiseOptions, view
+from vla_rl.options import AdvantageClass, AlgorithmOptions, PolicyOptions, view
 
 STRATEGIES = ("uniform", "vla_rl", "vla_rl_power", "frontier", "thompson")
 CENTERS = ("mean", "median")
@@ -365,7 +365,7 @@ class PPOConfig(Bounded, place="algorithm"):
         1.25 for d = 0.1, h = 8, ρ = 0.8.
         """
         kept = KEPT_AXIS.get(self.ratio_level)
-        joined = [axis for axis in view(policy, NoiseOptions).correlated_axes if axis != kept]
+        joined = [axis for axis in view(policy, PolicyOptions).correlated_axes if axis != kept]
         if self.ratio_level == "token" or not joined:
             return
         raise ConfigError(
