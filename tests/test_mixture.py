@@ -191,7 +191,8 @@ def test_statistics_of_a_mixture_follow_its_weights(two):
     assert mixed.action_stats["mean"][0] == pytest.approx((3 * alone[0] + alone[1]) / 4)
     train, _ = mixed.split(1, 0.2, 0)
     assert train.weights == (3.0, 1.0)
-    parts = [train.actions[train._source_of() == i, 0].mean() for i in (0, 1)]
+    of = torch.cat([torch.full((e.length,), e.source) for e in train.episodes])
+    parts = [train.actions[of == i, 0].mean() for i in (0, 1)]
     assert train.action_stats["mean"][0] == pytest.approx(float(3 * parts[0] + parts[1]) / 4)
 
 

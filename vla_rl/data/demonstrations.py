@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.data.checks import DataCheck, Rows, as_success
+from vla_rl.data.drawing import Drawing
 from vla_rl.data.frames import Frames, JoinedFrames, on_disk
 from vla_rl.data.lerobot_format import ACTION_KEY, STATE_KEY, DatasetError
 from vla_rl.data.lerobot_writer import feature_statistics
@@ -69,8 +70,6 @@ class DemonstrationDataset:
     by_base: Tensor | None = None
     sent: Tensor | None = None
     _worth: Tensor | None = None
-    _drawn: Tensor | None = None  # int64, the control steps that are worth it
-    _pools: list[Tensor] | None = None  # those of each dataset
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class DemonstrationDataset:
     @functools.cached_property
     def statistics(self) -> dict[str, dict[str, np.ndarray]]:
         """Of state and action, counted where somebody asks."""
-        mass = self._mass()
+        mass = self.drawing.mass()
         return {
             key: _statistics(values, mass)
             for key, values in ((STATE_KEY, self.proprio), (ACTION_KEY, self.actions))
@@ -110,20 +109,22 @@ class DemonstrationDataset:
         self.sources, self.weights = tuple(names), tuple(weights)
         return self
 
-    def _source_of(self) -> Tensor:
-        """Which dataset each control step is of, int64 [n]."""
-        lengths = torch.tensor([e.length for e in self.episodes])
-        return torch.tensor([e.source for e in self.episodes]).repeat_interleave(lengths)
+    @property
+    def worth(self) -> Tensor | None:
+        return self._worth
 
-    def _mass(self) -> np.ndarray | None:
-        """How often each control step is drawn [n], up to a factor; None: all alike."""
-        if not self.weights:
-            return None
-        source = self._source_of()
-        each = torch.tensor(self.weights, dtype=torch.float64) / source.bincount(
-            minlength=len(self.weights)
-        ).clamp(min=1)
-        return np.asarray(each[source])
+    @worth.setter
+    def worth(self, worth: Tensor | None) -> None:
+        self._worth = worth
+        self.__dict__.pop("drawing", None)
+
+    @functools.cached_property
+    def drawing(self) -> Drawing:
+        """How its control steps are drawn, by ``worth`` and ``weights``."""
+        of = self.episodes if self.weights else ()
+        lengths = torch.tensor([e.length for e in of], dtype=torch.long)
+        source = torch.tensor([e.source for e in of], dtype=torch.long).repeat_interleave(lengths)
+        return Drawing(len(self), self.worth, source, self.weights)
 
     def __len__(self) -> int:
         """Control steps."""
@@ -139,15 +140,6 @@ class DemonstrationDataset:
     def proprio_stats(self) -> dict[str, list[float]]:
         """``low, high, mean, std, q01, q99`` per proprio dimension, in physical units."""
         return short_statistics(self.statistics[STATE_KEY])
-
-    @property
-    def worth(self) -> Tensor | None:
-        return self._worth
-
-    @worth.setter
-    def worth(self, worth: Tensor | None) -> None:
-        self._worth, self._drawn = worth, None if worth is None else torch.nonzero(worth).flatten()
-        self._pools = None
 
     def at(self, index: Tensor) -> tuple[Observation, Tensor, Tensor]:
         """Rows ``index`` int64 [b] → (Observation [b], actions float32 [b h a], valid bool [b h]).
@@ -182,7 +174,7 @@ class DemonstrationDataset:
         steps, valid = self._chunks(index)
         actions = self.actions[steps]
         actions[..., mine] -= self.proprio[index][:, None, its]
-        mass = self._mass()
+        mass = self.drawing.mass()
         if mass is not None:
             mass = np.repeat(mass[index.numpy()], valid.sum(1).numpy())
         return short_statistics(_statistics(actions[valid], mass))
@@ -248,7 +240,9 @@ class DemonstrationDataset:
             torch.tensor(self.embodiment.action_high),
         )
         out.actions = torch.clamp(self.sent, low, high)
-        out.statistics = self.statistics | {ACTION_KEY: _statistics(out.actions, self._mass())}
+        out.statistics = self.statistics | {
+            ACTION_KEY: _statistics(out.actions, self.drawing.mass())
+        }
         return out
 
     def split(
@@ -284,10 +278,9 @@ class DemonstrationDataset:
     def evenly(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
         """At most ``rows`` control steps spread evenly over all episodes; returns what `at`
         returns."""
-        count = self._count
-        return self.at(
-            self._of_drawn(torch.linspace(0, count - 1, min(rows, count)).round().long())
-        )
+        count = self.drawing.count
+        places = torch.linspace(0, count - 1, min(rows, count)).round().long()
+        return self.at(self.drawing.rows(places))
 
     def first(self, rows: int) -> tuple[Observation, Tensor, Tensor]:
         """The first control steps of at most ``rows`` episodes; returns what `at` returns."""
@@ -304,64 +297,28 @@ class DemonstrationDataset:
     ) -> Tensor:
         """``batch_size`` control steps int64, drawn with replacement, uniformly or by ``weights``,
         about ``first_share`` of them from those that an episode's first decision covers."""
-        if not self.weights:
-            rows = self._of_drawn(torch.randint(self._count, (batch_size,), generator=generator))
-        else:
-            self._pools = self._pools or self._by_source(self._of_drawn(torch.arange(self._count)))
-            rows = self._pick(self._pools, batch_size, generator)
+        rows = self.drawing.draw(batch_size, generator)
         if first_share:
-            first = self._of_drawn(torch.arange(self._count))
+            first = self.drawing.all_rows()
             first = first[self._age[first] < self.chunk_length]
             chosen = torch.rand(batch_size, generator=generator) < (
                 first_share if len(first) else 0.0
             )
             if chosen.any():
-                pools = self._by_source(first) if self.weights else [first]
-                rows[chosen] = self._pick(pools, int(chosen.sum()), generator)
-        return rows
-
-    def _by_source(self, rows: Tensor) -> list[Tensor]:
-        source = self._source_of()[rows]
-        return [rows[source == i] for i in range(len(self.weights))]
-
-    def _pick(
-        self, pools: Sequence[Tensor], count: int, generator: torch.Generator | None
-    ) -> Tensor:
-        """``count`` of the control steps in ``pools``: which pool by ``weights``, and in it all
-        alike."""
-        if len(pools) == 1:
-            return pools[0][torch.randint(len(pools[0]), (count,), generator=generator)]
-        weights = torch.tensor(self.weights, dtype=torch.float64)
-        weights = weights * torch.tensor([float(len(pool) > 0) for pool in pools])
-        which = torch.multinomial(weights, count, replacement=True, generator=generator)
-        rows = torch.empty(count, dtype=torch.long)
-        for i, pool in enumerate(pools):
-            mine = which == i
-            if len(pool):
-                places = torch.randint(len(pool), (int(mine.sum()),), generator=generator)
-                rows[mine] = pool[places]
+                rows[chosen] = self.drawing.among(first, int(chosen.sum()), generator)
         return rows
 
     def batches(
         self, batch_size: int, generator: torch.Generator | None = None
     ) -> Iterator[tuple[Observation, Tensor, Tensor]]:
         """One epoch in random order; the last batch may be smaller."""
-        for places in torch.randperm(self._count, generator=generator).split(batch_size):
-            yield self.at(self._of_drawn(places))
+        for places in torch.randperm(self.drawing.count, generator=generator).split(batch_size):
+            yield self.at(self.drawing.rows(places))
 
     @property
     def stays_on_disk(self) -> bool:
         """Whether pictures are decoded as they are drawn."""
         return any(on_disk(frames) for frames in self.images.values())
-
-    @property
-    def _count(self) -> int:
-        """Control steps that are drawn."""
-        return len(self) if self._drawn is None else len(self._drawn)
-
-    def _of_drawn(self, places: Tensor) -> Tensor:
-        """The control steps at these places among those that are drawn."""
-        return places if self._drawn is None else self._drawn[places]
 
 
 class DatasetSampler:
