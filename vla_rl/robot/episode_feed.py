@@ -185,22 +185,22 @@ class EpisodeFeedThread:
     """A `EpisodeFeed` that nobody waits for: a queue of closed journals, in order, and a thread
     that takes one after the other.
 
-    Until the ``with`` ends that thread alone has the harvest, the log and the learner, whom it
+    Until the ``with`` ends that thread alone has the feed, the log and the learner, whom it
     looks after in between. What it fails of is raised by the next `look`, or as the ``with`` ends,
     which waits until all that was closed has been taken (after a Ctrl-C too). What a kill or a
     second Ctrl-C leaves behind lies closed on the disk: `EpisodeFeed.resume` takes it.
     """
 
-    def __init__(self, harvest: EpisodeFeed, settle_s: float = 0.0) -> None:
+    def __init__(self, feed: EpisodeFeed, settle_s: float = 0.0) -> None:
         """``settle_s``: seconds for which the label of an episode that has ended may still be
         changed."""
-        self.harvest, self._settle_s = harvest, settle_s
+        self.feed, self._settle_s = feed, settle_s
         self.owed = 0.0  # updates, as the learner said last
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._queued: set[str] = set()
         self._done = 0
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     @property
     def waiting(self) -> int:
@@ -214,7 +214,7 @@ class EpisodeFeedThread:
         self._fill(self._settle_s)
 
     def _fill(self, settle_s: float = 0.0) -> None:
-        for name in self.harvest.closed(settle_s):
+        for name in self.feed.closed(settle_s):
             if name not in self._queued:
                 self._queued.add(name)
                 self._queue.put(name)
@@ -223,8 +223,8 @@ class EpisodeFeedThread:
         try:
             while (name := self._next()) is not None:
                 if name:
-                    self.harvest.take(name)
-                self.owed = float(self.harvest.learner.figures()["owed"])
+                    self.feed.take(name)
+                self.owed = float(self.feed.learner.figures()["owed"])
                 self._done += bool(name)
         except BaseException as error:
             self._problem = error

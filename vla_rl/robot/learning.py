@@ -219,9 +219,9 @@ class Cost:
         return {PHASE: {**record, "seconds": seconds}, "peak_memory_bytes": self._memory.sample()}
 
 
-def _finished(learning: Learning, harvest: EpisodeFeed, policy: Any, cost: Cost) -> None:
+def _finished(learning: Learning, feed: EpisodeFeed, policy: Any, cost: Cost) -> None:
     """Keep the policy and what the report shows."""
-    kept = [record["figures"] for record in harvest.records if record["ticket"]]
+    kept = [record["figures"] for record in feed.records if record["ticket"]]
     save_checkpoint(learning.folder / "checkpoints" / "rl", policy)
     done = 0 < learning.episodes <= len(kept)
     record = {
@@ -232,15 +232,15 @@ def _finished(learning: Learning, harvest: EpisodeFeed, policy: Any, cost: Cost)
     write_json(learning.folder / "phases.json", cost.told(record))
 
 
-def _left(learning: Learning, harvest: EpisodeFeed, say: Callable[[str], None]) -> int | None:
+def _left(learning: Learning, feed: EpisodeFeed, say: Callable[[str], None]) -> int | None:
     """Episodes that are still to come (0: any number; None: no more)."""
-    if learning.episodes and harvest.learned >= learning.episodes:
+    if learning.episodes and feed.learned >= learning.episodes:
         say(
-            f"{learning.folder} has its {harvest.learned} episodes: ask for more with --episodes, "
+            f"{learning.folder} has its {feed.learned} episodes: ask for more with --episodes, "
             "or give another --out"
         )
         return None
-    return learning.episodes - harvest.learned if learning.episodes else 0
+    return learning.episodes - feed.learned if learning.episodes else 0
 
 
 # ------------------------------------------------------------------------------------------ at once
@@ -256,17 +256,17 @@ def _at_once(
     process = learner_process(config, job, say)
     run = run_of(_of_the_session(config), job)
     policy = trained_policy(run)  # of this process: what rewards read, and what is kept at the end
-    harvest = EpisodeFeed(
+    feed = EpisodeFeed(
         learning.folder, policy.chunk_length, process, SessionReward(run, policy, say), logger, say
     )
     try:
         say("starting the learner")
         process.start()
-        harvest.resume()
-        left = _left(learning, harvest, say)
+        feed.resume()
+        left = _left(learning, feed, say)
         if left is not None:
-            with EpisodeFeedThread(harvest, SETTLE_S if learning.console else 0.0) as harvesting:
-                _session(learning, left, spec, harvesting, say)
+            with EpisodeFeedThread(feed, SETTLE_S if learning.console else 0.0) as feeding:
+                _session(learning, left, spec, feeding, say)
         say(f"learning on: {process.figures()['owed']:.0f} updates are owed")
         process.wait(lambda: process.is_even)
     finally:
@@ -274,14 +274,14 @@ def _at_once(
         newest = published_weights(learning.folder / LEARNER_FOLDER)
         if newest is not None:
             take_weights(policy, newest.tensors)
-            _finished(learning, harvest, policy, cost)
+            _finished(learning, feed, policy, cost)
 
 
 def _session(
     learning: Learning,
     left: int,
     spec: Any,
-    harvesting: EpisodeFeedThread,
+    feeding: EpisodeFeedThread,
     say: Callable[[str], None],
 ) -> None:
     settings, asked = learning.session, Asked(left, True, learning.console, learns=True)
@@ -293,7 +293,7 @@ def _session(
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
         with contextlib.closing(judge):
             plan = dataclasses.replace(
-                sessions.make_plan(settings, asked, judge.tasks), past=harvesting.harvest.tried()
+                sessions.make_plan(settings, asked, judge.tasks), past=feeding.feed.tried()
             )
             checkpoint, learner = Path(settings.checkpoint), str(learning.folder / LEARNER_FOLDER)
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
@@ -306,7 +306,7 @@ def _session(
                 )
             if learning.console:
                 sessions.open_console(body, settings, plan, checkpoint, say)
-            ready = _Ready(harvesting, learning.config.rl.concurrent.max_ahead, say)
+            ready = _Ready(feeding, learning.config.rl.concurrent.max_ahead, say)
             sessions.lead(body, plan, spec.control_hz, judge, say, ready)
 
 
@@ -315,13 +315,13 @@ class _Ready:
     itself."""
 
     def __init__(
-        self, harvesting: EpisodeFeedThread, max_ahead: int, say: Callable[[str], None]
+        self, feeding: EpisodeFeedThread, max_ahead: int, say: Callable[[str], None]
     ) -> None:
-        self._harvesting, self._max_ahead, self._say = harvesting, max_ahead, say
+        self._feeding, self._max_ahead, self._say = feeding, max_ahead, say
         self._looked, self._behind, self._waits = -math.inf, False, False
 
     def __call__(self) -> bool:
-        now, h = time.monotonic(), self._harvesting
+        now, h = time.monotonic(), self._feeding
         if now - self._looked < LOOK_S:
             return not self._waits
         self._looked = now
@@ -408,16 +408,16 @@ def _in_turns(
         reward = SessionReward(run, policy, say)
         if not why_not(config):
             session.scored(live_of(reward, config.reward_type, settings.robot.score_every))
-        harvest = EpisodeFeed(learning.folder, policy.chunk_length, learner, reward, logger, say)
+        feed = EpisodeFeed(learning.folder, policy.chunk_length, learner, reward, logger, say)
         learner.start()
-        harvest.resume()
-        torch.manual_seed(config.seed + 1_000_003 * harvest.learned)
+        feed.resume()
+        torch.manual_seed(config.seed + 1_000_003 * feed.learned)
         if settings.operator is not None:
             session.watched(make_operator(settings.operator, session.world))
         judge = Judge(learning, policy, run.device, stack)
 
         def judged() -> None:
-            n, done = learning.evaluate, harvest.learned
+            n, done = learning.evaluate, feed.learned
             if n and (done % learning.every == 0 or done == learning.episodes):
                 figures = judge(n)
                 logger.log("judged", done, figures)
@@ -428,16 +428,16 @@ def _in_turns(
 
         def told(outcome: Any) -> str:
             say(sessions.line(outcome))
-            if harvest.gather():
+            if feed.gather():
                 judged()
             return version_name(learner.version)
 
         decide = make_decide(policy, False, run.device, acting)
-        left = _left(learning, harvest, say)
+        left = _left(learning, feed, say)
         try:
             judged()
             if left is not None:
-                plan = dataclasses.replace(plan, alone=True, episodes=left, past=harvest.tried())
+                plan = dataclasses.replace(plan, alone=True, episodes=left, past=feed.tried())
                 done = session.run(
                     plan,
                     decide,
@@ -451,7 +451,7 @@ def _in_turns(
                     raise UserError(done.problem)
         finally:
             learner.stop()
-            _finished(learning, harvest, policy, cost)
+            _finished(learning, feed, policy, cost)
 
 
 class Judge:
