@@ -23,7 +23,7 @@ from vla_rl.cluster.worker_context import WorkerContext
 from vla_rl.config import RunConfig
 from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
-from vla_rl.interfaces import Collector
+from vla_rl.interfaces import Collector, EpisodesDone
 from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.rollout.engine import pooled_seconds
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
@@ -103,7 +103,7 @@ class RayCollector(Collector):
         plan: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        progress: Callable[[int, int, int], None] | None = None,
+        progress: EpisodesDone | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
         started = time.perf_counter()
@@ -122,7 +122,7 @@ class RayCollector(Collector):
     def _await(
         self,
         plan: Sequence[EpisodeSpec],
-        progress: Callable[[int, int, int], None] | None,
+        progress: EpisodesDone | None,
         on_trajectory: Callable[[Trajectory], None] | None,
     ) -> list[Trajectory]:
         """The episodes of a plan that is under way, in its order."""
@@ -177,7 +177,7 @@ class AheadRayCollector(RayCollector):
         plan: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        progress: Callable[[int, int, int], None] | None = None,
+        progress: EpisodesDone | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
         """Raises ``ValueError`` for ``deterministic`` where the plan was issued before: those

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.clips import make_clips
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult, jerk_unit, outcome
 from vla_rl.evaluation.video import Clip, have_video
-from vla_rl.interfaces import Collector
+from vla_rl.interfaces import Collector, EpisodesDone
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.specs import FAILURE_KINDS
 from vla_rl.splits import stable_seed
@@ -58,7 +58,7 @@ def evaluate(
     tasks: Sequence[TaskSpec],
     config: EvaluateConfig | None = None,
     *,
-    progress: Callable[[int, int, int], None] | None = None,
+    progress: EpisodesDone | None = None,
     episodes: Sequence[EpisodeSpec] | None = None,
     collector: Collector | None = None,
 ) -> EvaluationResult:

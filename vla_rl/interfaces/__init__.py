@@ -17,7 +17,7 @@ from vla_rl.interfaces.algorithm import (
 from vla_rl.interfaces.offering import Offering
 from vla_rl.interfaces.policy import Policy, RememberingPolicy
 from vla_rl.interfaces.reward import RewardModel
-from vla_rl.interfaces.worlds import Collector, Env, Simulator
+from vla_rl.interfaces.worlds import Collector, Env, EpisodesDone, Simulator
 
 __all__ = [
     "ActorPolicy",
@@ -27,6 +27,7 @@ __all__ = [
     "Critic",
     "Draw",
     "Env",
+    "EpisodesDone",
     "Offering",
     "OnPolicy",
     "Policy",

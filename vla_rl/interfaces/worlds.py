@@ -20,6 +20,9 @@ from vla_rl.types import (
     Trajectory,
 )
 
+# episodes finished, all episodes, successes
+EpisodesDone = Callable[[int, int, int], None]
+
 
 @runtime_checkable
 class Simulator(Protocol):
@@ -112,7 +115,7 @@ class Collector(Offering):
         plan: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        progress: Callable[[int, int, int], None] | None = None,
+        progress: EpisodesDone | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
         """Run every episode of ``plan``; ``on_trajectory`` gets each as it ends."""

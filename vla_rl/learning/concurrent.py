@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vla_rl.interfaces import Collector
+from vla_rl.interfaces import Collector, EpisodesDone
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.learning.learner_process import LearnerProcess
 from vla_rl.learning.learners import RemoteLearner
@@ -126,7 +126,7 @@ class SwappingCollector(Collector):
         plan: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        progress: Callable[[int, int, int], None] | None = None,
+        progress: EpisodesDone | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RolloutResult:
         rounds: list[RolloutResult] = []

@@ -27,7 +27,7 @@ from vla_rl.checkpoint import (
     save_checkpoint,
 )
 from vla_rl.config.run import RLConfig
-from vla_rl.interfaces import Collector
+from vla_rl.interfaces import Collector, EpisodesDone
 from vla_rl.learning.counters import Counters
 from vla_rl.learning.figures import add_figures, rollout_metrics
 from vla_rl.learning.groups import GroupBuffer
@@ -159,7 +159,7 @@ class OnlineRL:
     def _gather(
         self,
         scorer: RewardScorer,
-        inner: Callable[[int, int, int], None],
+        inner: EpisodesDone,
         metrics: dict[str, float],
     ) -> _Gathered:
         """Roll out what the curriculum proposes, in rounds while groups are chosen and too few

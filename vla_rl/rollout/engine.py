@@ -24,12 +24,11 @@ from torch import Tensor
 
 from vla_rl.config.episodes import EPISODE_SECONDS, RolloutConfig
 from vla_rl.errors import ConfigError, PolicyLost, UserError
-from vla_rl.interfaces import Collector, Env, Policy
+from vla_rl.interfaces import Collector, Env, EpisodesDone, Policy
 from vla_rl.specs import EmbodimentSpec, EpisodeSpec, SlotEvent, SlotObservation, SlotStep
 from vla_rl.splits import check_split, stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput, RolloutResult, Trajectory
 
-Progress = Callable[[int, int, int], None]  # episodes finished, all episodes, successes
 _RECENT = 4096  # episodes whose seconds are known
 
 
@@ -107,14 +106,14 @@ class RolloutEngine(Collector):
 
     def collect(
         self,
-        episodes: Sequence[EpisodeSpec],
+        plan: Sequence[EpisodeSpec],
         *,
         deterministic: bool = False,
-        progress: Progress | None = None,
+        progress: EpisodesDone | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
         more: Callable[[], Sequence[EpisodeSpec]] | None = None,
     ) -> RolloutResult:
-        """Run every episode to its end.
+        """Run every episode of ``plan`` to its end.
 
         ``progress`` and ``on_trajectory`` are called as each episode ends, while the others go on
         simulating. ``more`` is asked for further ones whenever a slot has none; their trajectories
@@ -131,7 +130,7 @@ class RolloutEngine(Collector):
         Raises `UserError` for an unknown task or split, actions that are not finite, or an episode
         that failed more than ``max_retries`` times.
         """
-        self._check(episodes)
+        self._check(plan)
         self._settle()
         begun = self.mark()
         results: dict[int, Trajectory] = {}
@@ -143,10 +142,10 @@ class RolloutEngine(Collector):
                 on_trajectory(trajectory)
             if progress is not None:
                 done = self._tally.episodes - begun.tally.episodes
-                progress(done, len(episodes), self._tally.successes - begun.tally.successes)
+                progress(done, len(plan), self._tally.successes - begun.tally.successes)
 
         with _spare_threads(self.env.num_workers):
-            self._run(episodes, deterministic, ended, more or (lambda: ()))
+            self._run(plan, deterministic, ended, more or (lambda: ()))
         return RolloutResult(
             [results[i] for i in sorted(results)], self.figures(begun, self.mark())
         )
