@@ -223,7 +223,7 @@ def _require_features(kind: type, base: Any) -> None:
         )
 
 
-def _trunks(c: ActorConfig, embodiment: EmbodimentSpec) -> dict[str, nn.Module]:
+def _trunks(c: Any, embodiment: EmbodimentSpec) -> dict[str, nn.Module]:
     """Networks of what its cameras show, where those are read."""
     if c.eyes != PICTURES:
         return {}
@@ -269,7 +269,7 @@ class FrozenBaseActor(Actor):
         self.config = config
         self.stochastic = config.distribution == "gaussian"
         self.reads_pictures = config.eyes == PICTURES
-        self.shift = config.shift if self.reads_pictures else 0
+        self.shift = self.config.shift if self.reads_pictures else 0
         self.base: Any = base.requires_grad_(False).eval()
         self._base_folder: Path | None = None
         sizes = {
@@ -277,13 +277,14 @@ class FrozenBaseActor(Actor):
             for name, frame in self.features(Observation.blank(base.embodiment)).items()
         }
         self._names = tuple(sizes)  # of the frames that are kept
-        self.encoder = FrameEncoder(
+        encoder = FrameEncoder(
             sizes, config.encoder, _trunks(config, base.embodiment), config.token
         )
-        inputs, outputs = self.encoder.width + extra_inputs, self.latent_dim * (1 + self.stochastic)
-        # the first latent action is 0
+        self.encoder, self.inputs = encoder, encoder.width + extra_inputs
         if actor is None:
-            actor = network(inputs, config.hidden, outputs, from_zero=True)
+            outputs = self.latent_dim * (1 + self.stochastic)
+            # the first latent action is 0
+            actor = network(self.inputs, config.hidden, outputs, from_zero=True)
         self.actor = actor
 
     def encoder_loss(self, frames: Mapping[str, Tensor]) -> Tensor | None:

@@ -56,8 +56,7 @@ class GripperActor(FrozenBaseActor):
         self.choices, self._at = None, (*_grippers(self.embodiment), 0)[0]
         if self.config.gripper == "discrete":
             # the first choice is to keep
-            inputs = self.encoder.width + extra_inputs
-            self.choices = network(inputs, self.config.hidden, 3, from_zero=True)
+            self.choices = network(self.inputs, self.config.hidden, 3, from_zero=True)
 
     @staticmethod
     def continuous(config: GripperConfig, spec: EmbodimentSpec) -> int:
