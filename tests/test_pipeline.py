@@ -682,7 +682,7 @@ def test_a_killed_worker_is_survived_and_reported(before_rl, tmp_path, monkeypat
         lost = plain(self, *args)
         calls.append(1)
         if len(calls) == 2:  # chunks are under way in its slots
-            os.kill(self.env._workers[0].pid, signal.SIGKILL)
+            os.kill(self.env.workers[0].pid, signal.SIGKILL)
         return lost
 
     monkeypatch.setattr(RolloutEngine, "_serve", killing)
