@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from test_checkpoint import SPEC, Plain
+from test_cluster_payload import Store, episode
 from test_spread import STATE, write_parts
 
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.cluster.memory import GB, Node, Sizes, against, load, shares, sizes_of
 from vla_rl.cluster.model import Setup
+from vla_rl.cluster.packing import packed
+from vla_rl.cluster.payload import handed_out, light_state, owners, stored
+from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError
 
 # a policy of 7.5 B parameters in bfloat16, all trained with float32 copies and Adam
@@ -77,6 +81,23 @@ def test_bytes_are_read_from_a_run_and_hold_for_its_own_setup(run: Path):
     part = pairs.pop("of a checkpoint's largest part")
     assert part[1] == largest and part[0] == (334 + 72) / 2 + 4  # (headers are most of it here)
     assert [predicted for predicted, _ in pairs.values()] == [seen for _, seen in pairs.values()]
+
+
+def test_bytes_of_what_is_sent_are_predicted_from_a_smaller_setup():
+    """Sizes of 8 episodes of some length, for 40 on four ranks: within 15 %."""
+    few, many = ([episode(i, 4 + i % 5) for i in range(n)] for n in (8, 40))
+    seen = sum(entry.nbytes for t in few for entry in handed_out([t])) / 8
+    sizes = Sizes(1, 1, 1, episode=seen, light=light_state(few).nbytes / 8)
+    found = load(sizes, Setup(2, 4, 4, batch=40, learners=4), Node())
+    store = Store()
+    told = stored(store, store.put, many)
+    owner = torch.tensor(owners(told, 4))
+    states = [trajectory_state(t.light()) for t in told]
+    data = packed({"episodes": states, "owner": owner, "named": torch.zeros(240)})
+    got = [data.nbytes] * 4
+    for t, rank in zip(told, owner.tolist(), strict=True):
+        got[rank] += store.get(t.payload.reference)[t.payload.place].nbytes
+    assert found.rank_in == pytest.approx(max(got), rel=0.15)
 
 
 def test_an_ordinary_checkpoint_tells_what_ranks_would_spread(run: Path):

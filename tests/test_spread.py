@@ -406,3 +406,19 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path: Pat
     ranks.close()  # (a run that ends for another reason)
     assert "could not be written: the disk is full" in ranks.said[-1]
     assert {p.name for p in tmp_path.iterdir()} == {"rl", "rl.last_good"}
+
+
+def test_a_folder_that_a_rank_does_not_see_is_refused_before_anything_begins(tmp_path, monkeypatch):
+    """Each is asked for a file that the driver has just made there."""
+    ranks, asked = Ranks(), []
+    ranks._run.dir, ranks._hello = tmp_path, [{"host": "head"}, {"host": "elsewhere"}]
+
+    def sees(method: str, file: str) -> list[bool]:
+        asked.append((method, Path(file).is_file()))
+        return [True, len(asked) == 1]
+
+    monkeypatch.setattr(ranks, "_all", sees)
+    ranks._require_shared_folder()
+    with pytest.raises(UserError, match=r"rank 1 on elsewhere does not see .*checkpoints=whole"):
+        ranks._require_shared_folder()
+    assert asked == [("sees", True)] * 2 and not [*tmp_path.iterdir()]
