@@ -200,6 +200,20 @@ KINDS: dict[str, Kind] = {
             "--ranks": _counts((1, 2, 4), "numbers of ranks, one after the other", "N"),
         },
     ),
+    "checkpoint": Kind(
+        "memory, pause and seconds of a checkpoint of learner ranks, and of going on from it, on Ray",
+        "benchmarks.learning.checkpoint",
+        {
+            "--millions": _count(100, "parameters of the random model, in millions", "N"),
+            "--ranks": _count(2, "that hold it", "N"),
+            "--ways": {
+                "nargs": "+",
+                "choices": ("parts", "whole"),
+                "default": ["parts", "whole"],
+                "help": "cluster.checkpoints, one after the other",
+            },
+        },
+    ),
     "faults": Kind(
         "a run on two Ray nodes whose processes are killed, against one in peace",
         "benchmarks.learning.faults",

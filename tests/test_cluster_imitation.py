@@ -35,6 +35,7 @@ from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.ranks import Ranks
 from vla_rl.run import sft_phase
 from vla_rl.run.pipeline import run_pipeline
+from vla_rl.spread import merge
 
 BATCH = 7  # an odd number: the last row of the second rank only fills up
 
@@ -143,10 +144,11 @@ class Played(GroupImitation):
         self._policy = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(self._policy.weight)
         self._state, self._actors, self._hello = None, [], []
-        self._failures = self.restarts = self._asked = self._made = self._kept = 0
+        self._failures = self.restarts = self._asked = self._made = self._kept = self._taken = 0
+        self._saving, self._folder = None, ""
         self._ray = SimpleNamespace(nodes=lambda: [])
         self._nodes = frozenset()
-        cluster = SimpleNamespace(max_failures=most)
+        cluster = SimpleNamespace(max_failures=most, writes_parts=False)
         self._run = SimpleNamespace(
             config=SimpleNamespace(cluster=cluster), progress=SimpleNamespace(say=self.said.append)
         )
@@ -159,9 +161,10 @@ class Played(GroupImitation):
 
     def _all(self, method: str, *given: Any, limit: float = 0.0) -> list[Any]:
         if method == "load":
-            found = unpacked(given[0])
-            self.at = float(found["weights"]["weight"])
-            assert found["state"] is None or found["state"]["algorithm"]["updates"] == self.at
+            self.at = float(unpacked(given[1])["weights"]["weight"])
+            assert (
+                given[2] is None or unpacked(given[2])["state"]["algorithm"]["updates"] == self.at
+            )
             return []
         if method == "state":
             state = {"algorithm": {"updates": int(self.at)}, "sampler": {}}
@@ -239,7 +242,10 @@ def test_sft_on_ranks_of_ray_is_a_local_runs_and_a_rank_may_die(ray_here, tmp_pa
         folder = run_pipeline(compose([*own, f"name={name}", *more]))
         found = [r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "sft"]
         rows.append([{k: row[k] for k in row.keys() - {"phase", "time_s"}} for row in found])
-        weights.append(load_file(folder / "checkpoints" / "sft" / "model.safetensors"))
+        checkpoint = folder / "checkpoints" / "sft"
+        if name == "two":  # (of the ranks' parts)
+            merge(checkpoint, checkpoint := tmp_path / "merged")
+        weights.append(load_file(checkpoint / "model.safetensors"))
     assert len(killed) == 1 and len(rows[0]) == 4
     assert_equal_metrics(rows[1], rows[0])
     whole, parts = (torch.cat([x.double().flatten() for x in w.values()]) for w in weights)

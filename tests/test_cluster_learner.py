@@ -23,6 +23,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.run.pipeline import run_pipeline
+from vla_rl.spread import merge
 
 
 @pytest.mark.slow
@@ -78,9 +79,10 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(
     for a, b in zip(*rows, strict=True):
         for name in ("ppo/policy_loss", "ppo/grad_norm", "ppo/updates_total", "episodes"):
             assert b[name] == pytest.approx(a[name], rel=2e-4, abs=1e-5), name
+    merge(together / "checkpoints" / "rl", tmp_path / "merged")  # (the ranks wrote their parts)
     weights = [
-        load_file(folder / "checkpoints" / "rl" / "model.safetensors")
-        for folder in (alone, together)
+        load_file(folder / "model.safetensors")
+        for folder in (alone / "checkpoints" / "rl", tmp_path / "merged")
     ]
     assert weights[0].keys() == weights[1].keys()
     begun = load_file(start / "model.safetensors")
@@ -129,7 +131,8 @@ def learner_of_ranks(ray, *ranks, most: int = 3) -> GroupLearner:
     learner._run = SimpleNamespace(
         config=SimpleNamespace(cluster=cluster), progress=SimpleNamespace(say=lambda text: None)
     )
-    learner._failures = learner.restarts = 0
+    learner._failures = learner.restarts = learner._made = learner._kept = 0
+    learner._saving, learner._folder = None, ""
     learner._nodes = alive_nodes(ray)
     return learner
 
@@ -165,7 +168,7 @@ def test_a_lost_node_is_one_failure_whatever_dies_with_it(monkeypatch):
 
     monkeypatch.setattr(learner, "_begin", begin)
     monkeypatch.setattr(learner, "_load", lambda: None)
-    monkeypatch.setattr(learner, "close", lambda: None)
+    monkeypatch.setattr(learner, "_end", lambda: None)
     learner._restart(RankLost(1, "gloo: closed by peer"))
     assert learner._failures == 1 and learner.restarts == 2
     with pytest.raises(UserError, match=r"failed 2 times in a row \(cluster.max_failures=2\)"):

@@ -29,6 +29,7 @@ import test_ppo
 import torch
 import torch.distributed as dist
 from openvla_checkpoints import write_checkpoint
+from safetensors.torch import load_file
 from test_nano_vla import SPEC, TINY, observe
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -39,7 +40,8 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import CheckpointError, load_training_state, load_weights, save_checkpoint
 from vla_rl.config.imitation import AugmentConfig, ImitationConfig
 from vla_rl.errors import ConfigError, NoGradient, UserError
-from vla_rl.ranks import MODES, Ranks, full_state, is_sharded, shard
+from vla_rl.ranks import MODES, Ranks, full_state, gathered_state, is_sharded, mesh_of, shard
+from vla_rl.spread import Snapshot, Spread, Unfinished, merge
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import (
     ActionChunk,
@@ -169,12 +171,36 @@ def ppo_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
     for i in range(UPDATES):
         if i == UPDATES // 2 and ranks.size > 1:
             save_checkpoint(folder, policy, {"algorithm": ppo.state_dict()})
+            if mode == "sharded":  # as the ranks of a cluster save, and go on
+                folder = folder.with_name("parts")
+                save_in_parts(folder, policy, {"algorithm": ppo.state_dict()}, ranks)
             policy = shard(make(seed=1), ranks, mode)
             ppo = PPO(PPO_SETTINGS, policy, ranks=ranks)
             load_weights(folder, policy)
-            ppo.load_state_dict(load_training_state(folder)["algorithm"])
+            state = load_training_state(folder)["algorithm"]
+            ppo.load_state_dict(state.on(mesh_of(policy)) if mode == "sharded" else state)
         metrics.append(ppo.update(batch))
     return {"metrics": metrics, "weights": full_state(policy, ranks)}
+
+
+def save_in_parts(folder: Path, policy: Any, state: dict[str, Any], ranks: Ranks) -> None:
+    """The main rank does what a cluster's driver does besides."""
+    snapshot = Snapshot(policy, state, ranks)
+
+    def write(folder: str, save: str) -> list[Any]:
+        place, told = [folder, save], [None] * ranks.size
+        dist.broadcast_object_list(place)
+        dist.all_gather_object(told, snapshot.write(Path(place[0]), place[1]))
+        return told
+
+    def begin(unfinished: Unfinished) -> None:
+        unfinished.finish(write(str(unfinished.folder), unfinished.save))
+
+    if ranks.is_main:
+        save_checkpoint(folder, policy, {"algorithm": Spread(snapshot.structure, begin)})
+    else:
+        write("", "")
+    ranks.all(True)  # (the others wait until it is there)
 
 
 def grouped_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
@@ -261,7 +287,7 @@ def half_precision(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
         guard.step(optimizer, ranks.sum(loss.detach()))
     return {
         "weights": full_state(net, ranks),
-        "optimizer": optimizer_state(optimizer)["state"]["0"],
+        "optimizer": gathered_state(optimizer_state(optimizer)["state"]["0"]),
     }
 
 
@@ -506,8 +532,18 @@ def test_numbers_that_one_rank_finds_not_finite_skip_the_step_on_both(
 @pair
 @both_modes
 def test_a_checkpoint_of_several_ranks_is_an_ordinary_one(together: Path, mode: str):
-    """(That several ranks go on from it exactly is part of the twenty updates.)"""
+    """(That several ranks go on from it exactly is part of the twenty updates.) One in their own
+    parts becomes the same."""
     policy, folder = make(seed=2), together / mode / "checkpoint"
+    if mode == "sharded":
+        merge(parts := folder.with_name("parts"), merged := folder.with_name("merged"))
+        for name in ("model.safetensors", "training_state/state.safetensors"):
+            own, of_parts = (load_file(place / name) for place in (folder, merged))
+            assert own.keys() == of_parts.keys()
+            assert all(torch.equal(x, of_parts[key]) for key, x in own.items())
+        told = [(p / "training_state/state.json").read_text() for p in (folder, merged)]
+        assert told[0] == told[1]
+        folder = parts
     load_weights(folder, policy)
     ppo = PPO(PPO_SETTINGS, policy, ranks=Ranks())
     ppo.load_state_dict(load_training_state(folder)["algorithm"])

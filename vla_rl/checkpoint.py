@@ -5,7 +5,7 @@ A checkpoint folder holds ``config.json`` (policy type, its config and statistic
 policy's own text files (a tokenizer), and, for resuming, ``training_state/`` with ``state.json``
 and ``state.safetensors``. A policy that only adds to frozen weights
 (`vla_rl.interfaces.Policy.base_folder`) stores its own alone, and under `BASE` in ``config.json``
-where the others lie.
+where the others lie. What ranks write themselves has the form of `vla_rl.spread`.
 
 A save writes a hidden folder beside the target, flushes it to disk and swaps it in; whatever goes
 wrong on the way, the checkpoint that was there stays whole. The one before is kept as
@@ -36,6 +36,7 @@ from vla_rl.files import (
     TRAINING_STATE,
     WEIGHTS,
     WEIGHTS_INDEX,
+    WEIGHTS_STEM,
     check_tensors,
     existing_checkpoint,
     last_good,
@@ -44,7 +45,17 @@ from vla_rl.files import (
 )
 from vla_rl.interfaces import Policy
 from vla_rl.options import PolicyClass, view
-from vla_rl.ranks import Ranks, full_state, load_full_state
+from vla_rl.ranks import (
+    Ranks,
+    full_state,
+    gathered_state,
+    is_sharded,
+    load_full_state,
+    mesh_of,
+    own_part,
+)
+from vla_rl.shards import Shards, is_spread
+from vla_rl.spread import Parts, Spread, Unfinished, spread_states
 from vla_rl.storage import (
     load_state,
     load_tensors,
@@ -103,6 +114,7 @@ def save_checkpoint(
     training_state: Mapping[str, Any] | None = None,
     *,
     keep_last_good: bool = True,
+    then: Callable[[], None] = lambda: None,
 ) -> None:
     """Write ``policy`` (and what resuming needs) to the folder ``path``, replacing a checkpoint
     there in one step.
@@ -113,12 +125,32 @@ def save_checkpoint(
 
     Where several ranks learn together all of them call this: what is spread over them is gathered,
     the main one writes an ordinary checkpoint, and if it cannot, all raise.
+
+    Where ``training_state`` holds a `Spread`, ranks elsewhere write weights and their part of the
+    state, and this returns before they have. ``then`` is called once the checkpoint is in its place.
     """
+    state, path = training_state or {}, Path(path)
+    spread = next((x for x in state.values() if isinstance(x, Spread)), None)
+    if spread is not None:
+
+        def fill(folder: Path) -> None:
+            _write_texts(folder, path, policy)
+            own = {key: x for key, x in state.items() if not isinstance(x, Spread)}
+            save_state(folder / TRAINING_STATE, own, spread.structure)
+
+        spread.begin(Unfinished(path, fill, keep_last_good, then))
+        return
     ranks, problem = Ranks.present(), None
     weights = full_state(policy, ranks)
+    training_state = gathered_state(training_state)
     if ranks.is_main:
         try:
-            _write_checkpoint(Path(path), policy, weights, training_state, keep_last_good)
+            with replacing(path, keep_last_good) as folder:
+                _save_weights(folder, weights)
+                _write_texts(folder, path, policy)
+                if training_state is not None:
+                    save_state(folder / TRAINING_STATE, training_state)
+            then()
         except Exception as error:
             problem = error
     if not ranks.all(problem is None):
@@ -127,13 +159,8 @@ def save_checkpoint(
         )
 
 
-def _write_checkpoint(
-    path: Path,
-    policy: Checkpointable,
-    weights: dict[str, Tensor],
-    training_state: Mapping[str, Any] | None,
-    keep_last_good: bool,
-) -> None:
+def _write_texts(folder: Path, path: Path, policy: Checkpointable) -> None:
+    """All that a checkpoint at ``path`` says of the policy, into ``folder``."""
     header: dict[str, Any] = {
         "policy_type": policy.policy_type,
         "format": FORMAT,
@@ -141,14 +168,10 @@ def _write_checkpoint(
     }
     if (base := Policy.of(policy).base_folder()) is not None:
         header[BASE] = dataclasses.asdict(base_reference(base, path))
-    with replacing(path, keep_last_good) as folder:
-        _save_weights(folder, weights)
-        write_text(folder / CONFIG, to_json({**header, **policy.config_dict()}))
-        write_text(folder / EMBODIMENT, to_json(policy.embodiment.to_dict()))
-        for name, text in policy.extra_files().items():
-            write_text(folder / name, text)
-        if training_state is not None:
-            save_state(folder / TRAINING_STATE, training_state)
+    write_text(folder / CONFIG, to_json({**header, **policy.config_dict()}))
+    write_text(folder / EMBODIMENT, to_json(policy.embodiment.to_dict()))
+    for name, text in policy.extra_files().items():
+        write_text(folder / name, text)
 
 
 def keep_numbered(path: Path, number: int, keep: int) -> None:
@@ -421,7 +444,8 @@ def load_weights(path: Path | str, policy: Any) -> None:
     reference = read_object(path / CONFIG).get(BASE)
     if reference and (base := Policy.of(policy).base_folder()) is not None:
         resolve(BaseReference(os.path.abspath(base), reference["fingerprint"]), path)
-    stored, own = _load_weights(path), policy.state_dict()
+    own = policy.state_dict()
+    stored = _load_weights(path, policy, own)
     stored = Policy.of(policy).completed(stored)
     wrong = [f"missing: {name} {list(own[name].shape)}" for name in own.keys() - stored.keys()]
     wrong += [
@@ -444,7 +468,7 @@ def load_weights(path: Path | str, policy: Any) -> None:
     broken = [
         name
         for name, x in stored.items()
-        if x.is_floating_point() and not bool(torch.isfinite(x).all())
+        if x.is_floating_point() and not bool(torch.isfinite(own_part(x)).all())
     ]
     if broken:
         raise CheckpointError(
@@ -456,14 +480,17 @@ def load_weights(path: Path | str, policy: Any) -> None:
 
 
 def load_training_state(path: Path | str) -> dict[str, Any]:
-    """What `save_checkpoint` got as ``training_state``."""
+    """What `save_checkpoint` got as ``training_state``; what ranks wrote of it is a
+    `SpreadState`."""
     path = existing_checkpoint(Path(path))
     if not (path / TRAINING_STATE).is_dir():
         raise CheckpointError(
             f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: "
             f"use it as a starting point for a new run instead (checkpoint={path})"
         )
-    return load_state(path / TRAINING_STATE)
+    structure = read_object(path / TRAINING_STATE / "state.json")
+    spread = spread_states(path, structure)
+    return {**load_state(path / TRAINING_STATE, leave=spread.keys()), **spread}
 
 
 def _save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
@@ -489,7 +516,12 @@ def _save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     )
 
 
-def _load_weights(path: Path) -> dict[str, Tensor]:
+def _load_weights(path: Path, policy: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a checkpoint; of what ranks wrote, each rank reads the rows that it has itself."""
+    if is_spread(path, WEIGHTS_STEM):
+        mesh = mesh_of(policy) if isinstance(policy, torch.nn.Module) else None
+        over = {name for name, x in own.items() if is_sharded(x)}
+        return dict(Parts(Shards(path, WEIGHTS_STEM), mesh, over.__contains__))
     return {
         name: tensor
         for file in weight_files(path)

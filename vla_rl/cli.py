@@ -15,6 +15,7 @@ from typing import Any
 from vla_rl import __version__
 from vla_rl.commands import (
     bench,
+    checkpoint,
     cluster,
     data,
     evaluate,
@@ -182,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         robot,
         libero,
         robotwin,
+        checkpoint,
         cluster,
         study,
         bench,

@@ -21,6 +21,8 @@ from vla_rl.specs import EmbodimentSpec
 
 CONFIG, EMBODIMENT, TRAINING_STATE = "config.json", "embodiment.json", "training_state"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARDS = ".shards.json"  # ends the name of what says which rank wrote what (`vla_rl.shards`)
+WEIGHTS_STEM, STATE_STEM = "model", "state"
 REPLAY_FILES = "header.json", "journal.jsonl"  # beside a replay's rows
 _INCOMPLETE = "use another checkpoint, such as *.last_good beside it"
 # What a user can do about what the system refuses. An error that is not listed is a bug, and shows
@@ -192,6 +194,8 @@ def replay_of(path: Path) -> Path:
 
 def weight_files(path: Path) -> list[str]:
     """Names of the files that hold a checkpoint's weights."""
+    if (path / f"{WEIGHTS_STEM}{SHARDS}").exists():
+        return [shard["file"] for shard in shard_index(path / f"{WEIGHTS_STEM}{SHARDS}")["shards"]]
     if not (path / WEIGHTS_INDEX).exists():
         return [WEIGHTS]
     files = read_json(path / WEIGHTS_INDEX, _INCOMPLETE, CheckpointError).get("weight_map")
@@ -201,6 +205,25 @@ def weight_files(path: Path) -> list[str]:
             f"{path / WEIGHTS_INDEX} has no weight_map that gives each tensor's file: {_INCOMPLETE}"
         )
     return sorted(set(names))
+
+
+def shard_index(path: Path) -> dict[str, Any]:
+    """What an index of `vla_rl.shards` says: ``format``, ``save``, ``shards`` (a ``file`` of this
+    folder, its ``bytes`` and ``sha256``) and ``tensors``. Raises `CheckpointError`."""
+    found = read_json(path, _INCOMPLETE, CheckpointError)
+    shards = found.get("shards")
+    sound = (
+        isinstance(found.get("format"), int)
+        and isinstance(found.get("save"), str)
+        and isinstance(found.get("tensors"), dict)
+        and isinstance(shards, list)
+        and bool(shards)
+        and all(isinstance(x, dict) and {"file", "bytes", "sha256"} <= x.keys() for x in shards)
+        and all(isinstance(x["file"], str) and Path(x["file"]).name == x["file"] for x in shards)
+    )
+    if not sound:
+        raise CheckpointError(f"{path} does not say which files hold which tensors: {_INCOMPLETE}")
+    return found
 
 
 def check_tensors(path: Path) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ stands in `interfaces.Policy.blocks`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,6 +279,37 @@ def spread_like(x: Tensor, other: Tensor) -> Tensor:
 
     mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
     return distribute_tensor(x.to(other.device), mesh, placements, src_data_rank=None)
+
+
+def gathered_state(value: Any) -> Any:
+    """A nested state whose spread tensors are `gathered`. Collective."""
+    if isinstance(value, Tensor):
+        return gathered(value)
+    if isinstance(value, Mapping):
+        return {key: gathered_state(item) for key, item in value.items()}
+    return [gathered_state(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+def mesh_of(policy: Any) -> Any:
+    """The device mesh that the policy's weights are spread over; None where they are whole."""
+    return next((x.device_mesh for x in policy.parameters() if is_sharded(x)), None)
+
+
+def own_part(x: Tensor) -> Tensor:
+    """This rank's rows of a tensor that may be spread over ranks."""
+    return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
+
+
+def spread_part(part: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
+    """The spread tensor of this whole shape, of which ``part`` are this rank's rows. Sends no
+    message."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    local = part.to(mesh.device_type)
+    return DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
 def full_state(policy: Any, ranks: Ranks | None = None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +29,29 @@ _NO_ROOM = {
 
 
 # ------------------------------------------------------------------------------------- nested state
-def save_state(folder: Path | str, state: Mapping[str, Any]) -> None:
+def save_state(
+    folder: Path | str, state: Mapping[str, Any], besides: Mapping[str, Any] | None = None
+) -> None:
     """Write nested dicts (string keys) and lists of tensors, numbers, strings, booleans and None;
     tuples become lists.
 
     ``state.json`` holds the structure and ``state.safetensors`` the tensors. Raises ``TypeError``
-    that names the place of anything else.
+    that names the place of anything else. ``besides``: the structure of what others write.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     structure = split_state(state, tensors)
     save_tensors(folder / "state.safetensors", tensors)
-    write_text(folder / "state.json", to_json(structure))
+    write_text(folder / "state.json", to_json({**structure, **(besides or {})}))
 
 
-def load_state(folder: Path | str) -> dict[str, Any]:
-    """Inverse of `save_state`; tensors come back on the CPU."""
+def load_state(folder: Path | str, leave: Collection[str] = ()) -> dict[str, Any]:
+    """Inverse of `save_state`; tensors come back on the CPU. Keys to ``leave`` are left out."""
     folder = Path(folder)
-    return join_state(
-        read_object(folder / "state.json"), load_tensors(folder / "state.safetensors"), folder
-    )
+    structure = read_object(folder / "state.json")
+    asked = {key: value for key, value in structure.items() if key not in leave}
+    return join_state(asked, load_tensors(folder / "state.safetensors"), folder)
 
 
 def split_state(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
-from vla_rl.ranks import Ranks, gathered, is_sharded, plain, spread_like
+from vla_rl.ranks import Ranks, is_sharded, plain, spread_like
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -212,15 +212,11 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimiser's state as nested dicts with string keys, lists, tensors, numbers: fit for JSON
     and safetensors.
 
-    State that is spread over ranks is whole on the main one and empty on the others; all of them
-    must call.
+    What is spread over ranks stays so.
     """
     state = optimizer.state_dict()
     return {
-        "state": {
-            str(k): {n: gathered(x) if isinstance(x, Tensor) else x for n, x in v.items()}
-            for k, v in state["state"].items()
-        },
+        "state": {str(k): dict(v) for k, v in state["state"].items()},
         "param_groups": [
             {k: list(v) if isinstance(v, tuple) else v for k, v in group.items()}
             for group in state["param_groups"]

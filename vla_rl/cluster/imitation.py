@@ -1,9 +1,9 @@
 """SFT on the learner ranks of a cluster: each has the run's demonstrations, and reads its own share
 of every batch.
 
-The driver keeps the policy that checkpoints and validation see, and takes the weights when they are
-asked for. Where a rank is lost, all begin anew at the last checkpoint and make the updates since
-then once more, the same ones.
+The driver keeps the policy that validation sees, and takes the weights when they are asked for;
+checkpoints the ranks write themselves (``cluster.checkpoints``). Where a rank is lost, all begin anew
+at the last checkpoint and make the updates since then once more, the same ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from vla_rl.cluster.rank_group import RankGroup
 from vla_rl.cluster.session import ray_session
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.learning.sft import OwnSFT
-from vla_rl.ranks import shard
+from vla_rl.ranks import gathered_state, shard
+from vla_rl.spread import SpreadState, Unfinished
 
 
 class ImitationActor(RankActor):
@@ -42,11 +43,21 @@ class ImitationActor(RankActor):
     def update(self) -> dict[str, float]:
         return self._learner.update()
 
+    def weights(self) -> np.ndarray | None:
+        """Those that training changes, of the main rank. Collective."""
+        found = {"weights": self._weights()}
+        return packed(found) if self._ranks.is_main else None
+
     def state(self) -> np.ndarray | None:
-        """Weights and what is needed to go on, of the main rank."""
-        weights = self._weights()
-        state = {"weights": weights, "state": self._learner.state_dict()}
-        return packed(state) if self._ranks.is_main else None
+        """Weights and what is needed to go on, of the main rank. Collective."""
+        found = {"weights": self._weights(), "state": gathered_state(self._learner.state_dict())}
+        return packed(found) if self._ranks.is_main else None
+
+    def _parts(self) -> dict[str, Any]:
+        return self._learner.state_dict()
+
+    def _of_parts(self, stored: dict[str, Any]) -> Any:
+        return stored
 
 
 class GroupImitation(RankGroup):
@@ -57,14 +68,22 @@ class GroupImitation(RankGroup):
 
     def __init__(self, seats: Allocation, run: Run, policy: Any) -> None:
         self.config = seeded(run.config.sft, run.config.seed)
-        self._asked = self._made = self._kept = 0  # updates: wanted, of the ranks, in `_state`
+        self._asked = self._taken = 0  # updates: wanted, of the driver's weights
         super().__init__(seats, run, policy)
 
     @property
     def policy(self) -> Any:
         """The driver's own, with the weights of the last update."""
-        self._keep()
+        self._take()
         return self._policy
+
+    @property
+    def described(self) -> Any:
+        return self._policy if self._in_parts else self.policy
+
+    @property
+    def _in_parts(self) -> bool:
+        return self._run.config.cluster.writes_parts
 
     def update(self) -> dict[str, float]:
         self._asked += 1
@@ -73,16 +92,32 @@ class GroupImitation(RankGroup):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        self._keep()
+        if self._in_parts:
+            parts = self._parts()
+            return dict.fromkeys(parts.structure, parts)
+        self._take()
         return dict(self._state or self._surely(self._told)["state"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = {name: state[name] for name in ("algorithm", "sampler")}
+        first = state["algorithm"]
+        if isinstance(first, SpreadState) and self._in_parts:
+            self._folder = str(first.folder.absolute())
+        else:
+            self._state = {name: dict(state[name]) for name in ("algorithm", "sampler")}
         self._surely(self._load)
 
-    def _load(self) -> None:
+    def _load(self, now: bool = False) -> None:
         super()._load()
         self._made = self._kept
+
+    def _save(self, unfinished: Unfinished) -> None:
+        """Nothing goes on here meanwhile."""
+        super()._save(unfinished)
+        self.settle()
+
+    def _snapshot(self) -> str:
+        self._catch_up()
+        return super()._snapshot()
 
     def _catch_up(self) -> dict[str, float]:
         """The updates that are wanted and not made; metrics of the last."""
@@ -94,15 +129,18 @@ class GroupImitation(RankGroup):
 
     def _told(self) -> dict[str, Any]:
         self._catch_up()
-        return unpacked(self._all("state")[0])
+        return unpacked(self._all("weights" if self._in_parts else "state")[0])
 
-    def _keep(self) -> None:
-        """Take weights and state of the last update, unless they are here."""
-        if self._kept == self._asked:
+    def _take(self) -> None:
+        """Take what the driver keeps of the last update, unless it is here: the weights, and where
+        it writes the checkpoints the state that goes with them."""
+        if self._taken == self._asked:
             return
         told = self._surely(self._told)
         take_weights(self._policy, told["weights"])
-        self._state, self._kept = told["state"], self._asked
+        self._taken = self._asked
+        if not self._in_parts:
+            self._state, self._kept = told["state"], self._asked
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ Ray.
 The driver keeps the policy that checkpoints and rollouts see, and takes the weights after each
 update. A rank that dies takes its group with it, as the others wait for it: all are started again,
 with the driver's weights and the algorithm's state of the last checkpoint, and the batch under way
-is learned from again.
+is learned from again. Checkpoints the ranks write themselves (``cluster.checkpoints``), while
+rollouts go on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from vla_rl.data.codec import trajectory_state
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.learning.learners import EpisodesLost
 from vla_rl.monitoring.progress import Progress
+from vla_rl.spread import SpreadState
 from vla_rl.types import Trajectory
 
 
@@ -49,6 +51,8 @@ class GroupLearner(RankGroup):
     ) -> dict[str, float]:
         if not trajectories:
             return {}
+        if not self._run.config.cluster.ahead:
+            self.settle()  # so that a rank which is lost in the update costs none of it
         episodes = stored(self._ray, self._put, trajectories)
         states = [trajectory_state(t.light()) for t in episodes]
         owner = torch.tensor(owners(episodes, len(self._actors)))
@@ -61,21 +65,32 @@ class GroupLearner(RankGroup):
         metrics, weights, gone = answers[0]
         if gone:
             raise EpisodesLost([episodes[i].rollout_id for i in gone])
+        self._made += 1
         metrics["cluster/bytes_rank"] = max(m["cluster/bytes_rank"] for m, *_ in answers)
-        take_weights(self._policy, unpacked(weights)["weights"])
+        take_weights(self._policy, unpacked(weights, held=True)["weights"])
         return metrics | {"cluster/learner_restarts": float(self.restarts - restarts)}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
         return {}
 
     def finish(self, progress: Progress) -> dict[str, float]:
+        self.settle()
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Any:
+        """Once `settle` was called, a checkpoint of it is there."""
+        if self._run.config.cluster.writes_parts:
+            return self._parts()
         self._state = unpacked(self._surely(lambda: self._all("state"))[0])
         return self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The driver's policy has its weights by now."""
-        self._state = dict(state)
+        if isinstance(state, SpreadState) and self._run.config.cluster.writes_parts:
+            self._folder = str(state.folder.absolute())
+        else:
+            self._state = dict(state)
         self._surely(self._load)
+
+    def _load(self, now: bool = False) -> None:
+        super()._load(now=self._made > self._kept)

@@ -83,7 +83,8 @@ class LearnerActor(RankActor):
                 lost.append(i)
         return found, lost
 
-    def state(self) -> np.ndarray | None:
-        """What the algorithm needs to go on, of the main rank."""
-        state = self._learner.state_dict()
-        return packed(state) if self._ranks.is_main else None
+    def _parts(self) -> dict[str, Any]:
+        return {"algorithm": self._learner.state_dict()}
+
+    def _of_parts(self, stored: dict[str, Any]) -> Any:
+        return stored["algorithm"]

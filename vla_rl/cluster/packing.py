@@ -9,6 +9,7 @@ the safetensors format.
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,29 +20,57 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import TrainingDiverged, UserError
-from vla_rl.storage import join_state, savable, split_state
+from vla_rl.shards import Kept, bytes_of, header_of, places_in
+from vla_rl.storage import join_state, split_state
 
 _LENGTH = 8
 
 
 def packed(state: Mapping[str, Any]) -> np.ndarray:
     """Nested dicts (string keys) and lists of tensors, numbers, strings and None as bytes uint8
-    [n]."""
-    from safetensors.torch import save
-
+    [n]. Nothing is in memory twice."""
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(split_state(state, tensors)).encode()
-    parts = [len(structure).to_bytes(_LENGTH, "little"), structure, save(savable(tensors))]
-    return np.frombuffer(b"".join(parts), dtype=np.uint8)
+    structure += b" " * (-len(structure) % _LENGTH)  # so that tensors lie as their types want
+    table = {name: Kept(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    header, names = header_of(table)
+    begin = len(structure).to_bytes(_LENGTH, "little") + structure + header
+    data = np.empty(len(begin) + sum(kept.nbytes for kept in table.values()), dtype=np.uint8)
+    data[: len(begin)] = np.frombuffer(begin, dtype=np.uint8)
+    at = len(begin)
+    for name in names:
+        part = data[at : at + table[name].nbytes]
+        part[:] = np.frombuffer(bytes_of(tensors[name].cpu().contiguous()), dtype=np.uint8)
+        at += len(part)
+    return data
 
 
-def unpacked(data: np.ndarray) -> dict[str, Any]:
-    """Inverse of `packed`. The tensors are new ones: nothing of ``data`` is held."""
-    from safetensors.torch import load
-
+def unpacked(data: np.ndarray, held: bool = False) -> dict[str, Any]:
+    """Inverse of `packed`. The tensors are new ones: nothing of ``data`` is held; or with ``held``
+    those bytes themselves, which nobody may write to."""
     end = _LENGTH + int.from_bytes(data[:_LENGTH].tobytes(), "little")
     structure = json.loads(data[_LENGTH:end].tobytes())
-    return join_state(structure, load(data[end:].tobytes()), Path("a packed state"))
+    length = int.from_bytes(data[end : end + _LENGTH].tobytes(), "little")
+    found = places_in(data[end : end + _LENGTH + length].tobytes())
+    tensors = {
+        name: _tensor(data[end + at : end + at + kept.nbytes], kept, held)
+        for name, (kept, at) in found.items()
+    }
+    return join_state(structure, tensors, Path("a packed state"))
+
+
+def _tensor(data: np.ndarray, kept: Kept, held: bool) -> Tensor:
+    if not kept.nbytes:
+        return torch.empty(kept.shape, dtype=kept.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # (an array that Ray shares may not be written to)
+        x = torch.frombuffer(data if held else data.copy(), dtype=kept.dtype)
+    return x.view(kept.shape)
+
+
+def _finite(x: Tensor) -> bool:
+    """(A sum that is finite tells at a tenth of the cost; another may have grown too large.)"""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def packed_weights(
@@ -51,7 +80,7 @@ def packed_weights(
     bfloat16. Raises `TrainingDiverged` for numbers that are not finite, which no actor may ever act
     with."""
     for name, x in weights.items():
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        if x.is_floating_point() and not _finite(x):
             raise TrainingDiverged(
                 f"the weights of version {version} are not finite (the first: {name}), so no "
                 "rollout gets them. The last checkpoint is good: lower the learning rate"
@@ -65,12 +94,13 @@ def packed_weights(
 
 
 def unpacked_weights(data: np.ndarray, checksum: int) -> tuple[int, dict[str, Tensor]]:
-    """Inverse of `packed_weights`. Raises `UserError` where they changed on the way."""
+    """Inverse of `packed_weights`; the tensors are views of ``data``. Raises `UserError` where they
+    changed on the way."""
     if (found := zlib.crc32(data.data)) != checksum:
         raise UserError(
             f"the weights changed on their way to a rollout actor (checksum {found:08x}, sent "
             f"{checksum:08x}): the memory or the network of its node is broken. Take that node out "
             "of the cluster"
         )
-    state = unpacked(data)
+    state = unpacked(data, held=True)
     return int(state["version"]), state["weights"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,12 @@ import torch
 import torch.distributed as dist
 
 from vla_rl.assembly.context import Run
+from vla_rl.checkpoint import load_training_state, load_weights
 from vla_rl.cluster import worker_context
-from vla_rl.cluster.packing import unpacked
+from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.learning.episode_queue import learned_weights
-from vla_rl.ranks import Ranks, gathered, load_full_state
+from vla_rl.ranks import Ranks, gathered, gathered_state, load_full_state, mesh_of
+from vla_rl.spread import Snapshot, SpreadState
 from vla_rl.types import TaskSpec
 
 
@@ -76,12 +81,42 @@ class RankActor(ABC):
         torch.manual_seed(run.config.seed)
         self._build(run)
 
-    def load(self, data: np.ndarray) -> None:
-        """Go on from weights, and from a state if there is one."""
-        found = unpacked(data)
-        load_full_state(self._policy, {**self._policy.state_dict(), **found["weights"]})
-        if found["state"] is not None:
-            self._learner.load_state_dict(found["state"])
+    def load(
+        self, folder: str, weights: np.ndarray | None = None, state: np.ndarray | None = None
+    ) -> None:
+        """Go on from the checkpoint ``folder`` ("": none), of which each rank reads its own part,
+        but from these weights and this state where they are given."""
+        if weights is not None:
+            own = self._policy.state_dict()
+            load_full_state(self._policy, {**own, **unpacked(weights, held=True)["weights"]})
+        elif folder:
+            load_weights(folder, self._policy)
+        if state is not None:
+            self._learner.load_state_dict(unpacked(state)["state"])
+        elif folder:
+            stored, mesh = load_training_state(folder), mesh_of(self._policy)
+            parts = {key: x.on(mesh) for key, x in stored.items() if isinstance(x, SpreadState)}
+            self._learner.load_state_dict(self._of_parts(stored | parts))
+
+    def snapshot(self) -> str | None:
+        """Keep a copy of what this rank has of weights and state, until `write` or the next one;
+        the main one tells how the state is built, as JSON."""
+        self._snapshot = Snapshot(self._policy, self._parts(), self._ranks)
+        return json.dumps(self._snapshot.structure) if self._ranks.is_main else None
+
+    def write(self, folder: str, save: str) -> list[dict[str, Any]]:
+        """Write the last `snapshot` as a part of a checkpoint (`Unfinished.finish` takes what is
+        returned), from a thread of its own: an update may go on meanwhile."""
+        return self._snapshot.write(Path(folder), save)
+
+    def sees(self, file: str) -> bool:
+        """Whether a file of the driver's is here as well, and its folder can be written."""
+        return os.path.isfile(file) and os.access(os.path.dirname(file), os.W_OK)
+
+    def state(self) -> np.ndarray | None:
+        """What is needed to go on, whole, of the main rank. Collective."""
+        state = gathered_state(self._learner.state_dict())
+        return packed(state) if self._ranks.is_main else None
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """Those that training changes, whole on the main rank. Collective."""
@@ -100,3 +135,11 @@ class RankActor(ABC):
     @abstractmethod
     def _build(self, run: Run) -> None:
         """Make ``_policy`` and ``_learner`` from the run."""
+
+    @abstractmethod
+    def _parts(self) -> dict[str, Any]:
+        """The state of what learns, by the keys that a checkpoint has for it."""
+
+    @abstractmethod
+    def _of_parts(self, stored: dict[str, Any]) -> Any:
+        """What the learner's `load_state_dict` takes, of a checkpoint's."""

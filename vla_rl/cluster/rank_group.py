@@ -4,8 +4,11 @@ where one is lost."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -19,8 +22,10 @@ from vla_rl.cluster.session import alive_nodes, log_tail, put
 from vla_rl.cluster.worker_context import WorkerContext, require_same_code
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.episode_queue import learned_weights
+from vla_rl.spread import Spread, Unfinished
 
 _BEAT_S = 2.0
+GROUPS = {"alive": 1, "writing": 1}  # threads of a rank besides that of its updates
 
 T = TypeVar("T")
 
@@ -37,6 +42,9 @@ class RankGroup:
         self._state: dict[str, Any] | None = None  # of what learns, at the last checkpoint
         self._actors: list[Any] = []
         self._hello: list[dict[str, Any]] = []
+        self._folder = ""  # the last checkpoint that ranks wrote
+        self._made = self._kept = 0  # updates, and those that this checkpoint has
+        self._saving: Saving | None = None
         self._failures = self.restarts = 0
         self._nodes = alive_nodes(self._ray)
         c = seats.config
@@ -58,6 +66,15 @@ class RankGroup:
         return [hello["pid"] for hello in self._hello]
 
     def close(self) -> None:
+        """End the ranks, once a checkpoint that they write is written."""
+        try:
+            self._join()
+        except UserError as error:
+            self._run.progress.say(f"the last checkpoint could not be written: {error}")
+        self._abandon()
+        self._end()
+
+    def _end(self) -> None:
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors, self._hello = [], []
@@ -89,7 +106,7 @@ class RankGroup:
             c.cluster.hang_timeout,
         )
         self._actors = [
-            self._ray.remote(**self._seats.options("learner", i), concurrency_groups={"alive": 1})(
+            self._ray.remote(**self._seats.options("learner", i), concurrency_groups=GROUPS)(
                 self.actor
             ).remote(dataclasses.replace(job, index=i))
             for i in range(size)
@@ -99,17 +116,37 @@ class RankGroup:
             self._seats.sits("learner", i, self._ray.put(hello))
         for hello in self._hello:
             require_same_code(hello)
+        if c.cluster.writes_parts:
+            self._require_shared_folder()
         self._all("open", self._hello[0]["address"], limit=c.cluster.start_timeout)
 
-    def _load(self) -> None:
-        """All ranks go on from the driver's weights, and from the state if there is one."""
-        self._all(
-            "load",
-            self._put(packed({"weights": learned_weights(self._policy), "state": self._state})),
-        )
+    def _require_shared_folder(self) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._run.dir, prefix=".seen-") as file:
+            seen = self._all("sees", os.path.abspath(file.name))
+        if not all(seen):
+            hello = self._hello[seen.index(False)]
+            raise UserError(
+                f"cluster.checkpoints=parts: learner rank {seen.index(False)} on {hello['host']} "
+                f"does not see the run's folder {self._run.dir.absolute()}, or may not write there, "
+                "and each rank writes its part of a checkpoint itself. Set output_dir to a folder "
+                "that all nodes share, or cluster.checkpoints=whole"
+            )
+
+    def _load(self, now: bool = False) -> None:
+        """All ranks go on from the last checkpoint that they wrote, with the driver's weights in
+        place of its own if these are the newer ones (``now``); without such a checkpoint, from the
+        driver's weights and the state that it has, if there is one."""
+        weights = state = None
+        if now or not self._folder:
+            weights = self._put(packed({"weights": learned_weights(self._policy)}))
+        if not self._folder and self._state is not None:
+            state = self._put(packed({"state": self._state}))
+        self._all("load", self._folder, weights, state, limit=math.inf)
 
     def _restart(self, lost: RankLost) -> None:
-        """All ranks anew. Raises `UserError` after too many failures in a row."""
+        """All ranks anew; what they had not written of a checkpoint they write now. Raises
+        `UserError` after too many failures in a row."""
+        self._join()
         while True:
             before, self._nodes = self._nodes, alive_nodes(self._ray)
             # A lost node takes a rank along, and then the one that Ray put there before it knew:
@@ -133,22 +170,82 @@ class RankGroup:
                 f"learner rank {lost.index} is lost ({first_line(lost)}); all {len(self._actors)} "
                 f"start again, {self.again}"
             )
-            self.close()
+            self._end()
             try:
                 self._begin()
                 self._load()
+                if self._saving is not None:
+                    self._snapshot()
+                    self._write(self._saving.unfinished)
                 return
             except RankLost as again:
                 lost = again
 
+    # ---------------------------------------------------------------------------------- checkpoints
+    def settle(self) -> None:
+        """Wait until the checkpoint that is being written is there. Where a rank is lost meanwhile,
+        it is written once more."""
+        while self._saving is not None:
+            self._join()
+            if self._saving is not None and (lost := self._saving.lost) is not None:
+                self._restart(lost)
+
+    def _parts(self) -> Spread:
+        """What stands for the ranks' part of a training state."""
+        self.settle()
+        return Spread(json.loads(self._surely(self._snapshot)), self._save)
+
+    def _save(self, unfinished: Unfinished) -> None:
+        self._write(unfinished)
+
+    def _snapshot(self) -> str:
+        return self._all("snapshot")[0]
+
+    def _write(self, unfinished: Unfinished) -> None:
+        """Have the last snapshot written, while other things go on."""
+        folder, save = str(unfinished.folder.absolute()), unfinished.save
+
+        def written() -> list[Any]:
+            return self._all("write", folder, save, limit=math.inf, group="writing")
+
+        self._saving = Saving(unfinished, written, self._made)
+        self._saving.start()
+
+    def _join(self) -> None:
+        """Wait for who writes a checkpoint; one that was not written because a rank is lost stays
+        to be written, unless more was learned since."""
+        if (saving := self._saving) is None:
+            return
+        saving.join()
+        if saving.error is not None:
+            self._saving = None
+            saving.unfinished.abandon()
+            raise saving.error
+        if saving.lost is None:
+            self._folder, self._kept = str(saving.unfinished.path.absolute()), saving.made
+            self._state = self._saving = None
+        elif saving.made != self._made:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if (saving := self._saving) is not None:
+            self._saving = None
+            saving.unfinished.abandon()
+            self._run.progress.say(
+                f"{saving.unfinished.path}: a checkpoint was not written, as a learner rank was "
+                "lost; the one before stays"
+            )
+
     def _put(self, data: Any) -> Any:
         return put(self._ray, data)
 
-    def _all(self, method: str, *given: Any, limit: float = 0.0) -> list[Any]:
-        """What every rank answers. Raises `RankLost` for one that died or hangs, and what a
-        rank raised."""
+    def _all(self, method: str, *given: Any, limit: float = 0.0, group: str = "") -> list[Any]:
+        """What every rank answers, in a thread of its own where ``group`` names one. Raises
+        `RankLost` for one that died or hangs, and what a rank raised."""
         limit = limit or self._run.config.cluster.hang_timeout
-        calls = [getattr(actor, method).remote(*given) for actor in self._actors]
+        asked = [getattr(actor, method) for actor in self._actors]
+        asked = [one.options(concurrency_group=group) for one in asked] if group else asked
+        calls = [one.remote(*given) for one in asked]
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + limit
         pulse = (
@@ -192,6 +289,27 @@ class RankGroup:
             if hello["host"] == os.uname().nodename and not os.path.exists(f"/proc/{hello['pid']}"):
                 return i
         return None
+
+
+class Saving(threading.Thread):
+    """Waits until ranks have written their parts of a checkpoint, and puts it in its place.
+    ``made``: updates that it has. ``lost``, ``error``: why it is not there, once the thread has
+    ended."""
+
+    def __init__(self, unfinished: Unfinished, written: Callable[[], list[Any]], made: int) -> None:
+        super().__init__(daemon=True)
+        self.unfinished, self.made = unfinished, made
+        self.lost: RankLost | None = None
+        self.error: Exception | None = None
+        self._written = written
+
+    def run(self) -> None:
+        try:
+            self.unfinished.finish(self._written())
+        except RankLost as lost:
+            self.lost = lost
+        except Exception as error:
+            self.error = error
 
 
 class _Pulse:

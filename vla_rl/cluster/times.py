@@ -27,12 +27,14 @@ _FEWEST = 4  # iterations that are left
 _VARIED = 0.1  # spread of the batches (of their mean) from which a call's fixed part can be told
 _TRUSTED = 0.15  # of the measured time that the model may be off
 _LENGTHS = 20  # that stand for the episodes of a run
+_BYTES = "_bytes"  # ends the name of a size
 _MOST_OF_ONE = 100  # episodes that stand for those of one iteration
 
 
 @dataclass
 class _TimesFile:
-    """The keys of a file of service times, as of `Times`, in seconds."""
+    """The keys of a file of service times, as of `Times`, in seconds; and of `memory.Sizes`, in
+    bytes, for ``--memory`` (0: not said)."""
 
     chunk: list[float] = dataclasses.field(default_factory=list)
     decisions: list[float] = dataclasses.field(default_factory=list)
@@ -44,16 +46,22 @@ class _TimesFile:
     pause: float = 0.0
     take: float = 0.0
     pace: list[float] = dataclasses.field(default_factory=list)
+    weights_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    state_bytes: float = 0.0
+    episode_bytes: float = 0.0
+    light_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Measured:
     """Service times, the setup in which they were measured, and what an iteration took there
-    (None: not known)."""
+    (None: not known); ``sizes``: what a file says of them."""
 
     times: Times
     setup: Setup
     seconds: float | None
+    sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def measured(source: Path, config: RunConfig | None = None) -> Measured:
@@ -81,13 +89,15 @@ def measured(source: Path, config: RunConfig | None = None) -> Measured:
             f"{len(found.decisions)}: give one for each"
         )
     if min(v for v in dataclasses.asdict(found).values() if isinstance(v, float)) < 0:
-        raise UserError(f"{source}: seconds cannot be below 0")
+        raise UserError(f"{source}: seconds and bytes cannot be below 0")
     asked = dataclasses.asdict(found)
+    sizes = {key: asked.pop(key) for key in [*asked] if key.endswith(_BYTES)}
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in asked.items()
     }
     assert config is not None
-    return Measured(Times(**values), setup_of(config), None)
+    said = {key.removesuffix(_BYTES): value for key, value in sizes.items()}
+    return Measured(Times(**values), setup_of(config), None, said)
 
 
 def setup_of(config: RunConfig) -> Setup:

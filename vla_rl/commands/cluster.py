@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.commands.shared import Add, add_overrides, write_result
 from vla_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vla_rl.config import RunConfig
 
 
 def add(command: Add) -> None:
@@ -36,6 +40,23 @@ def add(command: Add) -> None:
         default=0.0,
         metavar="HOURS",
         help="mean time between failures of one GPU",
+    )
+    plan.add_argument(
+        "--memory", action="store_true", help="bytes of each role and link, and what breaks first"
+    )
+    plan.add_argument(
+        "--node",
+        type=float,
+        nargs=5,
+        default=[8, 80, 1000, 12.5, 2],
+        metavar=("GPUS", "GPU_GB", "HOST_GB", "LINK", "DISK"),
+        help="of --memory: what a node has; GB/s of its link and disk (default 8 80 1000 12.5 2)",
+    )
+    plan.add_argument(
+        "--against",
+        type=Path,
+        metavar="RUN",
+        help="of --memory: compare bytes with those of another run, for its setup",
     )
     plan.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     add_overrides(plan, "the run, e.g. run=quickstart")
@@ -80,13 +101,50 @@ def run_plan(arguments: argparse.Namespace) -> None:
         )
     config = compose(arguments.overrides)
     found = measured(arguments.times or config.run_dir, config)
+    weighed = _weighed(arguments, found.sizes, config)
     # (without words there is the run's own setup alone)
     asked = setup_of(config) if arguments.overrides else None
     plan = cluster_plan(
         found, arguments.gpus, staleness=arguments.staleness, mtbf_hours=arguments.mtbf, asked=asked
     )
     print(plan_text(plan))
+    if weighed is not None:
+        plan["memory"] = _memory(arguments, plan, *weighed)
     write_result(arguments.json, plan)
+
+
+def _weighed(arguments: argparse.Namespace, said: Any, config: RunConfig) -> Any:
+    """What `memory_plan` needs besides a plan: bytes, a node, and how checkpoints are written; None
+    where nobody asks."""
+    if not arguments.memory and not arguments.against:
+        return None
+    from vla_rl.cluster.memory import GB, Node, sizes_of
+
+    if min(arguments.node) <= 0 or arguments.node[0] % 1:
+        raise ConfigError(
+            f"--node {arguments.node}: give a whole number of GPUs, and sizes above 0"
+        )
+    gpus, *sizes = arguments.node
+    whole = config.cluster_type == "ray" and config.cluster.checkpoints == "whole"
+    found = sizes_of(arguments.times or config.run_dir, said)
+    return found, Node(int(gpus), *(size * GB for size in sizes)), whole
+
+
+def _memory(
+    arguments: argparse.Namespace, plan: dict[str, Any], sizes: Any, node: Any, whole: bool
+) -> dict[str, Any]:
+    """Prints the bytes of a plan."""
+    from vla_rl.cluster.memory import against, against_text, memory_plan, memory_text
+    from vla_rl.cluster.times import setup_of
+    from vla_rl.config import load
+
+    document = memory_plan(plan, sizes, node, whole)
+    print("", memory_text(document), sep="\n")
+    if arguments.against:
+        setup = setup_of(load(arguments.against / "config.yaml"))
+        document["against"] = against(sizes, setup, arguments.against)
+        print("", against_text(document["against"], arguments.against), sep="\n")
+    return document
 
 
 def run_check(arguments: argparse.Namespace) -> int:

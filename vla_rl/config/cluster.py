@@ -12,6 +12,7 @@ from vla_rl.errors import ConfigError
 # does not say.
 MODES = {"sync": 0, "pipelined": 1, "async": 2}
 LEARNER_MODES = ("sharded", "replicated")
+CHECKPOINTS = ("parts", "whole")
 CORRECTIONS = ("truncate", "mask", "none")
 SENT = ("float32", "bfloat16")
 EVALUATORS = ("rollouts", "driver")
@@ -124,6 +125,8 @@ class RayConfig(Bounded, place="cluster"):
     learners: int = bound(0, ge=0)
     # weights spread over the ranks, or whole on each
     learner_mode: str = bound("sharded", choices=LEARNER_MODES)
+    # whether ranks write their parts of a checkpoint, or the driver all of it
+    checkpoints: str = bound("parts", choices=CHECKPOINTS)
     # CPUs that each rank reserves
     learner_cpus: float = bound(0.0, ge=0)
     # GPUs that each rank reserves
@@ -224,3 +227,9 @@ class RayConfig(Bounded, place="cluster"):
     def has_ranks(self) -> bool:
         """Whether learner ranks make the updates."""
         return bool(self.learners) or self.placement == "auto"
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether each rank writes its own part of a checkpoint (with one, or where each has all,
+        there are none)."""
+        return self.learners > 1 and self.learner_mode == "sharded" and self.checkpoints == "parts"

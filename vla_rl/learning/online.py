@@ -281,9 +281,13 @@ class OnlineRL:
             for name, part in self._parts().items()
         }
         state["counters"] = dict(vars(self.counters))
-        save_checkpoint(folder, cast(Checkpointable, self.collector.policy), state)
-        if self.config.keep_checkpoints:
-            keep_numbered(folder, self.counters.iteration, self.config.keep_checkpoints)
+        number, keep = self.counters.iteration, self.config.keep_checkpoints
+
+        def saved() -> None:
+            if keep:
+                keep_numbered(folder, number, keep)
+
+        save_checkpoint(folder, cast(Checkpointable, self.collector.policy), state, then=saved)
 
     def _restore(self, folder: Path) -> None:
         load_weights(folder, self.collector.policy)

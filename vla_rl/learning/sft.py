@@ -72,6 +72,12 @@ class SFTLearner(Protocol):
         """With the weights of the last update."""
         ...
 
+    @property
+    def described(self) -> Policy:
+        """As a checkpoint of `state_dict` describes it: with these weights too, unless others write
+        them."""
+        ...
+
     def update(self) -> dict[str, float]:
         """One optimiser step; metrics as of `Imitation.update`."""
         ...
@@ -91,6 +97,7 @@ class OwnSFT:
     def __init__(self, imitation: Imitation) -> None:
         self._imitation, self._sampler = imitation, cast(DatasetSampler, imitation.sampler)
         self.config, self.policy = imitation.config, imitation.policy
+        self.described = self.policy
         self.update = imitation.update
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,6 +151,9 @@ def train_sft(
             if counters.iteration % 10 == 0 or last:
                 logger.log("sft", counters.iteration, metrics)
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
+            if counters.iteration % every == 0 or last or stop:
+                state = learner.state_dict() | {"counters": dict(vars(counters))}
+                save_checkpoint(folder, cast(Checkpointable, learner.described), state)
             if validation is not None and (counters.iteration % every == 0 or last):
                 use = input_use(learner.policy, *validation) | {"tasks": float(tasks)}
                 use |= {} if first is None else {"first_loss": first_loss(learner.policy, *first)}
@@ -154,9 +164,6 @@ def train_sft(
                     progress.say(described(use))
                 if last and (warning := verdict(use)):
                     progress.say(f"warning: {warning}")
-            if counters.iteration % every == 0 or last or stop:
-                state = learner.state_dict() | {"counters": dict(vars(counters))}
-                save_checkpoint(folder, cast(Checkpointable, learner.policy), state)
             if stop:
                 progress.say(f"SFT is saved at update {counters.iteration} of {total}")
                 break

@@ -12,7 +12,9 @@ from vla_rl.errors import UserError
 from vla_rl.files import (
     CONFIG,
     EMBODIMENT,
+    SHARDS,
     WEIGHTS_INDEX,
+    WEIGHTS_STEM,
     check_checkpoint,
     existing_checkpoint,
     read_json,
@@ -48,6 +50,11 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
         )
     robot = check_checkpoint(checkpoint)
     folder = existing_checkpoint(checkpoint)
+    if (folder / f"{WEIGHTS_STEM}{SHARDS}").is_file():
+        raise UserError(
+            f"{checkpoint} is in the parts of several ranks, which other projects do not read: make "
+            f"an ordinary one of it first (vla-rl checkpoint merge {checkpoint} --out FOLDER)"
+        )
     config = read_json(folder / CONFIG, "use another checkpoint")
     if base := config.get("frozen_base"):
         where = base.get("path") if isinstance(base, dict) else base
