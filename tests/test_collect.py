@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.lerobot_format import BY_BASE
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
 from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.monitoring.progress import Progress
@@ -51,7 +53,7 @@ def test_a_simulator_that_cannot_be_built_says_why(tmp_path, simulator, error, t
             ["reach_red"],
             CollectConfig(workers=1),
             seed=0,
-            folder=folder,
+            dataset=partial(DemonstrationWriter, folder),
             progress=lambda *_, **__: None,
         )
     assert not folder.exists()
@@ -203,7 +205,7 @@ def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(
         env.tasks[:1],
         config,
         seed=0,
-        folder=tmp_path / "d",
+        dataset=partial(DemonstrationWriter, tmp_path / "d"),
         progress=lambda *_, **__: None,
     )
     dataset = load_demonstrations(tmp_path / "d", env.embodiment)
@@ -261,7 +263,11 @@ def test_the_frozen_policy_acts_first_and_hands_over_at_a_random_control_step():
 def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_part(tmp_path):
     env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=0.06)), num_slots=4)
     config = CollectConfig(episodes_per_task=6, policy="there", base_share=0.2)
-    options = {"seed": 0, "folder": tmp_path / "d", "progress": lambda *_, **__: None}
+    options = {
+        "seed": 0,
+        "dataset": partial(DemonstrationWriter, tmp_path / "d"),
+        "progress": lambda *_, **__: None,
+    }
     collect_with_policy(env, Corrected(), env.tasks[:1], config, **options)
     dataset = load_demonstrations(tmp_path / "d", env.embodiment, chunk_length=3)
     info = json.loads((tmp_path / "d" / "meta" / "info.json").read_text())
@@ -278,7 +284,11 @@ def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_
     assert torch.equal(torch.cat([train.by_base, held.by_base]), dataset.by_base)
     plain = CollectConfig(episodes_per_task=2)
     collect_with_policy(
-        env, Corrected(), env.tasks[:1], plain, **options | {"folder": tmp_path / "plain"}
+        env,
+        Corrected(),
+        env.tasks[:1],
+        plain,
+        **options | {"dataset": partial(DemonstrationWriter, tmp_path / "plain")},
     )
     with pytest.raises(UserError, match=r"sft\.base_part=false.*do not say who acted"):
         load_demonstrations(tmp_path / "plain", env.embodiment).without_base()
@@ -286,7 +296,11 @@ def test_hybrid_rollouts_say_who_acted_and_sft_may_leave_out_the_frozen_policys_
         UserError, match=r"base_share=0\.2.*collect\.policy=there has none beneath it"
     ):
         collect_with_policy(
-            env, Towards(), env.tasks[:1], config, **options | {"folder": tmp_path / "no"}
+            env,
+            Towards(),
+            env.tasks[:1],
+            config,
+            **options | {"dataset": partial(DemonstrationWriter, tmp_path / "no")},
         )
     with pytest.raises(ConfigError, match=r"collect\.base_share=0\.5 lets the policy beneath"):
         CollectConfig(base_share=0.5)
@@ -301,7 +315,7 @@ def test_a_policy_that_hardly_succeeds_is_no_demonstrator(tmp_path):
             env.tasks[:1],
             CollectConfig(episodes_per_task=2),
             seed=0,
-            folder=tmp_path / "d",
+            dataset=partial(DemonstrationWriter, tmp_path / "d"),
             progress=lambda *_, **__: None,
         )
     assert not (tmp_path / "d").exists()

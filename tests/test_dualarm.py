@@ -30,6 +30,7 @@ from vla_rl import splits
 from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.lerobot_reader import load_demonstrations
+from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage
 from vla_rl.specs import EpisodeSpec
 
@@ -719,7 +720,7 @@ def test_demonstrations_become_a_dataset(drawing, tmp_path) -> None:
         ["ring_red"],
         config,
         seed=0,
-        folder=tmp_path / "data",
+        dataset=functools.partial(DemonstrationWriter, tmp_path / "data"),
         progress=lambda *_, **__: None,
     )
     assert counts["episodes"] == 2

@@ -3,6 +3,7 @@ collection."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from libero_reference import libero_problem
 from sim.libero.settings import LiberoConfig
 from vla_rl import build
 from vla_rl.config import compose
+from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
 
@@ -324,7 +326,13 @@ def test_collected_datasets_load_in_lerobot(tmp_path, monkeypatch) -> None:
     settings = CollectConfig(episodes_per_task=1, action_noise=0.1, workers=1)
     folder = tmp_path / "dataset"
     counts = collect_demonstrations(
-        "libero", env, [TASK], settings, seed=0, folder=folder, progress=lambda *_, **__: None
+        "libero",
+        env,
+        [TASK],
+        settings,
+        seed=0,
+        dataset=partial(DemonstrationWriter, folder),
+        progress=lambda *_, **__: None,
     )
     assert counts["episodes"] == 1
     with warnings.catch_warnings():

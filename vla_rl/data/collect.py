@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from vla_rl import build
@@ -32,18 +31,17 @@ def collect_demonstrations(
     config: CollectConfig,
     *,
     seed: int,
-    folder: Path,
+    dataset: Callable[..., DemonstrationWriter],
     progress: Callable[..., None],
     python: str = "",
-    kept_out: int = 0,
 ) -> dict[str, Any]:
     """Collect ``episodes_per_task`` demonstrations of each task (successes only, unless the config
-    says otherwise), the last ``kept_out`` of which the dataset says are not to be trained on.
+    says otherwise) into what ``dataset(robot, extra=...)`` opens.
 
     Initial states are 0, 1, 2 … of the train split, with its paraphrases in turn; the result
     depends on the seed, not on the number of workers. These run under the executable ``python``
-    (empty: this one). The dataset appears in ``folder`` at once when it is complete. Returns
-    counts. Raises `UserError` when more than half of the attempts at a task fail.
+    (empty: this one). Returns counts. Raises `UserError` when more than half of the attempts at a
+    task fail.
     """
     if config.horizon:
         if view(env_config, EnvOptions).horizon is None:
@@ -68,11 +66,7 @@ def collect_demonstrations(
                         if SENT_KEY in episode.get("extra", ())
                         else None
                     )
-                    writer = stack.enter_context(
-                        DemonstrationWriter(
-                            folder, robot, video=config.video, extra=extra, kept_out=kept_out
-                        )
-                    )
+                    writer = stack.enter_context(dataset(robot, extra=extra))
                 if episode["success"] or not config.only_success:
                     writer.add_episode(**episode)
                     frames += len(episode["actions"])

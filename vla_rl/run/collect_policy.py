@@ -9,7 +9,6 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from vla_rl.config.run import CollectConfig
@@ -34,12 +33,11 @@ def collect_with_policy(
     config: CollectConfig,
     *,
     seed: int,
-    folder: Path,
+    dataset: Callable[..., DemonstrationWriter],
     progress: Callable[..., None],
-    kept_out: int = 0,
 ) -> dict[str, Any]:
     """Write ``episodes_per_task`` successes of ``policy`` for each task; initial states are 0, 1, 2
-    … of the train split. The dataset says that the last ``kept_out`` are not to be trained on.
+    … of the train split, into what ``dataset(robot, extra=...)`` opens.
 
     There are ``oversample`` times as many to choose from, and those of the smallest jerk are kept.
     Which ones depends on the seed, not on the number of slots. Returns counts. Raises `UserError`
@@ -56,9 +54,7 @@ def collect_with_policy(
     extra = {SENT_KEY: env.embodiment.action_names} | (
         {BY_BASE: [BY_BASE]} if config.base_share else {}
     )
-    with DemonstrationWriter(
-        folder, env.embodiment, video=config.video, extra=extra, kept_out=kept_out
-    ) as writer:
+    with dataset(env.embodiment, extra=extra) as writer:
         for task in tasks:
             wanted = config.episodes_per_task
             engine = RolloutEngine(env, _acting(policy, config, task))

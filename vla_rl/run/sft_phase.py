@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from vla_rl.assembly.imitation import imitation_of, new_policy
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.learning.sft import OwnSFT, SFTLearner, train_sft
 from vla_rl.run.collect_policy import collect_with_policy
 
@@ -26,6 +28,12 @@ def phase_collect(run: Run) -> dict[str, Any]:
     collect = dataclasses.replace(
         c.collect, episodes_per_task=c.collect.episodes_per_task + c.sft.validation_episodes
     )
+    dataset = functools.partial(
+        DemonstrationWriter,
+        run.dir / "dataset",
+        video=c.collect.video,
+        kept_out=c.sft.validation_episodes,
+    )
     with run.progress.task("collect", len(tasks) * collect.episodes_per_task) as bar:
         if collect.policy:
             policy = run.acting(collect.policy)
@@ -35,9 +43,8 @@ def phase_collect(run: Run) -> dict[str, Any]:
                 run.train_tasks,
                 collect,
                 seed=c.seed,
-                folder=run.dir / "dataset",
+                dataset=dataset,
                 progress=bar.update,
-                kept_out=c.sft.validation_episodes,
             )
         return collect_demonstrations(
             c.env_type,
@@ -45,10 +52,9 @@ def phase_collect(run: Run) -> dict[str, Any]:
             tasks,
             collect,
             seed=c.seed,
-            folder=run.dir / "dataset",
+            dataset=dataset,
             progress=bar.update,
             python=c.slots.python,
-            kept_out=c.sft.validation_episodes,
         )
 
 
