@@ -481,6 +481,20 @@ def test_a_world_that_faults_ends_a_session_that_nobody_watches(tmp_path):
     assert "fault" in done.problem and len(done.outcomes) <= 1
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_fault_that_struck_before_anybody_listened_is_told(alone):
+    """A policy that loads can keep a machine so busy that the guard stops the arm: of that fault
+    the launcher, which listens once the policy is there, hears no notice."""
+    clock = Clock(10.0)
+    conductor = Conductor(Plan((RAISE,), 1, alone=alone), 20.0)
+    state = Rig(point_robot(clock), clock).run(0.01)[-1]
+    why = "the supervisor was silent for 0.2 s, so the guard stopped the arm"
+    conductor.hear(dataclasses.replace(state, mode="FAULT", faults=(why,)))
+    assert conductor.notes == [f"fault: {why}"] and conductor.due(clock()) == []
+    assert conductor.problem == (f"the session stopped with a fault: {why}" if alone else "")
+    assert conductor.done is alone, "else a person acknowledges it"
+
+
 def test_an_episode_ends_once_its_label_is_known_and_none_is_reset_that_runs():
     """Label and end go over two connections, and a notice comes before the state that shows what
     it says."""
@@ -642,12 +656,13 @@ def overrides(tmp_path, mover, *more):
 
 def unhurried(capsys, arguments):
     """(which try, what was said) of a session in real time, whose ``arguments`` may depend on the
-    try: once more where the guard says that this machine is too busy for a session."""
+    try: once more where the guard has stopped the arm, since this machine is too busy for a
+    session."""
     for i in range(6):
         code, said = main(arguments(i)), capsys.readouterr()
         if code == 0:
             return i, said.out
-        assert "too busy" in said.err, said
+        assert "guard stopped the arm" in said.err or "too busy" in said.err, said
     raise AssertionError(said)
 
 

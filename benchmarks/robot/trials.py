@@ -76,9 +76,12 @@ class Operator:
             elif message is not None:
                 self.seen.append(message)
 
-    def until(self, mode: str, seconds: float = 10.0) -> None:
+    def until(self, mode: str, seconds: float = 60.0, going_on: bool = False) -> None:
+        """``going_on``: from each pause."""
         end = time.monotonic() + seconds
         while self.state is None or self.state.mode != mode:
+            if going_on and self.state is not None and self.state.mode == "PAUSED":
+                self.press("start")
             if time.monotonic() > end:
                 said = [f"{m.name}: {m.value}" for m in self.seen if isinstance(m, Notice)][-5:]
                 raise StartError(
@@ -94,11 +97,9 @@ class Operator:
             )
 
     def resume(self) -> None:
-        """Back to AUTO where a pause came in between: a machine under load misses beats."""
+        """Back to AUTO, as often as a pause comes in between: a machine under load misses beats."""
         self.watch(0.05)
-        if self.state is not None and self.state.mode == "PAUSED":
-            self.press("start")
-        self.until("AUTO")
+        self.until("AUTO", going_on=True)
 
     def drive(self, mode: str = "AUTO") -> None:
         """Take control and let the policy move; or until ``mode``, where somebody else takes
