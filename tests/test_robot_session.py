@@ -42,6 +42,7 @@ from vla_rl.data.session_export import export_session
 from vla_rl.data.session_trajectory import session_trajectory
 from vla_rl.doctor.robot import FAIL, MISSING, OK, check_devices, check_port, doctor, render
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.robot import session
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
 from vla_rl.robot.session import Asked, default_checkpoint, run
@@ -494,6 +495,17 @@ def test_a_fault_that_struck_before_anybody_listened_is_told(alone):
     assert conductor.notes == [f"fault: {why}"] and conductor.due(clock()) == []
     assert conductor.problem == (f"the session stopped with a fault: {why}" if alone else "")
     assert conductor.done is alone, "else a person acknowledges it"
+
+
+def test_who_is_too_slow_to_hear_all_still_asks():
+    """Its messages come faster than it hears them: the loop goes on all the same."""
+    state = Rig(point_robot(clock := Clock()), clock).run(0.01)[-1]
+    skipped, heard = [], []
+    flood = SimpleNamespace(receive=lambda seconds: state, skip=lambda: skipped.append(1))
+    conductor = SimpleNamespace(hear=heard.append, judged=heard.append)
+    judge = SimpleNamespace(news=lambda: ["began"])
+    session._hear({"launcher": flood, "simulator": flood}, conductor, judge)
+    assert len(heard) >= 2 and heard[-1] == "began" and skipped == [1]
 
 
 def test_an_episode_ends_once_its_label_is_known_and_none_is_reset_that_runs():
