@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,15 @@ def _kept() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.is_file() else {"versions": {}, "hashes": {}}
 
 
-def is_recorded(case: str, found: str) -> bool:
-    """Whether a reference of these versions did what hashes to ``found``."""
+def is_recorded(case: str, alone: Callable[[], str]) -> bool:
+    """Whether a reference of these versions did what ``alone()`` hashes to, which is not called where
+    none is recorded."""
     same = all(
         version == version_of(package)
         for package, version in _kept()["versions"].items()
         if package != "lerobot" or case.startswith(package)
     )
-    return same and _kept()["hashes"].get(case) == found
+    return same and case in _kept()["hashes"] and _kept()["hashes"][case] == alone()
 
 
 class Trace:
@@ -64,6 +66,7 @@ class Trace:
 
 def record(hashes: dict[str, str]) -> None:
     """Keep them beside those that are there of the same versions."""
+    _kept.cache_clear()
     before = _kept()["hashes"] if _kept()["versions"] == versions() else {}
     both = {"versions": versions(), "hashes": dict(sorted({**before, **hashes}.items()))}
     FILE.write_text(json.dumps(both, indent=1) + "\n")

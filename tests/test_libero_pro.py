@@ -162,7 +162,7 @@ def alone(needs_pro) -> dict[str, list[str]]:
 def test_suites_step_as_their_own_environment_does(suite, alone) -> None:
     joints, looks = alone[suite]
     assert joints.startswith(AFTER_EIGHT[suite])
-    if suite in BESIDE and not is_recorded(f"pro {suite}/0", looks):
+    if suite in BESIDE and not is_recorded(f"pro {suite}/0", lambda: looks):
         case(f"{suite}/0")
 
 

@@ -285,7 +285,7 @@ def loop_of_openvla(task: str, resets: int) -> str:
 def test_episodes_of_the_loop_are_those_of_liberos_own_env_reset_in_turn(
     task, needs_libero
 ) -> None:
-    if not is_recorded(f"loop {task}", loop_of_openvla(task, resets=3)):
+    if not is_recorded(f"loop {task}", lambda: loop_of_openvla(task, resets=3)):
         loop_of_openvla(task, resets=50)
 
 

@@ -354,9 +354,9 @@ def whole_episode(suite: str, task: int, official: int, beside: bool) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task", "official"), EPISODES)
 def test_whole_episodes_are_equal_in_every_suite(suite, task, official) -> None:
-    found = whole_episode(suite, task, official, beside=False)
-    if not is_recorded(f"episode {suite}/{task} {official}", found):
-        whole_episode(suite, task, official, beside=True)
+    take = functools.partial(whole_episode, suite, task, official)
+    if not is_recorded(f"episode {suite}/{task} {official}", lambda: take(beside=False)):
+        take(beside=True)
 
 
 @pytest.mark.slow
@@ -444,10 +444,10 @@ class LeRobots:
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task", "reset"), LEROBOTS)
 def test_equal_to_lerobots_env(suite, task, reset) -> None:
-    found = lerobots_episode(suite, task, reset, beside=False)
-    if not is_recorded(f"lerobot {suite}/{task} {reset}", found):
+    take = functools.partial(lerobots_episode, suite, task, reset)
+    if not is_recorded(f"lerobot {suite}/{task} {reset}", lambda: take(beside=False)):
         pytest.importorskip("lerobot.envs.libero")
-        lerobots_episode(suite, task, reset, beside=True)
+        take(beside=True)
 
 
 # what `libero_recorded.py` goes beside
