@@ -15,8 +15,8 @@ import pytest
 from real_helpers import LIMITS, rig
 
 from benchmarks.robot.kept import Kept, unrecorded
-from benchmarks.robot.sessions import Busy, launcher_trial, learner_trial, starts
-from benchmarks.robot.trials import Operator, driver, trial
+from benchmarks.robot.sessions import launcher_trial, learner_trial, starts
+from benchmarks.robot.trials import Busy, Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
 from real.journal import JournalWriter, journals, read, scan
