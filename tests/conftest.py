@@ -94,7 +94,7 @@ LIBRARIES = {
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A module of which `-m` chooses nothing is not even imported: it takes each worker a tenth of a
     second, or more."""
-    if not collection_path.name.startswith("test_"):
+    if not collection_path.match("test_*.py"):
         return None
     marks, text = config.option.markexpr, collection_path.read_text(encoding="utf-8")
     in_time = collection_path.stem in REAL_TIME
