@@ -5,8 +5,9 @@ it comes from.
 A file says in ``title``, ``page`` (of PAGES) and ``finding`` what it is, and may carry ``tables``
 (``title``, ``columns``, ``rows``, ``note``), ``date``, ``commit``, ``command``, ``machine``,
 ``seeds`` and ``note``. A table may have its own of the last six. ``correction`` is what was found
-out since, and stands beneath the finding. Without ``tables``, the table of what ``vla-rl study``, ``vla-rl bench learn`` and scripts/paired.py write is made of their raw
-figures, and that of any other file of its scalars. The newest measurement of a page stands first.
+out since, and stands beneath the finding. Without ``tables``, the table of what ``vla-rl study``,
+``vla-rl bench learn`` and scripts/paired.py write is made of their raw figures, and that of any
+other file of its scalars. The newest measurement of a page stands first.
 """
 
 from __future__ import annotations
