@@ -116,6 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.path.stem in REAL_TIME:
             item.add_marker(pytest.mark.real_time)
+        if item.get_closest_marker("real_time") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # a busy machine may begin it anew
         if item.path.stem in LIBRARIES or "paper_arm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("libraries"))
         if "ray_here" in getattr(item, "fixturenames", ()):
