@@ -21,13 +21,11 @@ lint: setup ## ruff, the import contracts, mypy, and what may be two things
 	@.venv/bin/mypy
 	@.venv/bin/python scripts/sizes.py
 
-PYTEST = .venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
-
 test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@scripts/tests.sh fast $(ARGS)
 
-test-all: test ## those, then the slow ones: whole runs, sessions of Ray and of robots, LIBERO
-	@$(PYTEST) -m slow $(ARGS)
+test-all: lint ## those, then the slow ones: whole runs, sessions of Ray and of robots, LIBERO
+	@scripts/tests.sh all $(ARGS)
 
 test-other: setup ## the tests that touch lerobot, under the other Python of 3.11 and 3.12 (ARGS="-k name")
 	@scripts/other_python.sh $(ARGS)

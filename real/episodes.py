@@ -148,6 +148,8 @@ class Conductor:
 
     def hear(self, message: Message) -> None:
         if isinstance(message, State):
+            if self._state is None and message.mode == Mode.FAULT.value:  # it struck before
+                self._fault(", ".join(message.faults))
             self._state = message
             self._asking.hear(message)
             if self._current is not None and message.step_done:
@@ -236,11 +238,14 @@ class Conductor:
         elif n.name == "reset_done" and not self.plan.judged:
             self._prepared = self._asked_reset
         elif n.name == "fault":
-            self.notes.append(f"fault: {n.value}")
-            if self.plan.alone and not (self.rounds is not None and self.rounds.practice.attended):
-                self.problem = f"the session stopped with a fault: {n.value}"
-            else:
-                self._want(f"a fault: {n.value}")
+            self._fault(n.value)
+
+    def _fault(self, why: str) -> None:
+        self.notes.append(f"fault: {why}")
+        if self.plan.alone and not (self.rounds is not None and self.rounds.practice.attended):
+            self.problem = f"the session stopped with a fault: {why}"
+        else:
+            self._want(f"a fault: {why}")
 
     def _want(self, why: str) -> None:
         if self.rounds is not None:

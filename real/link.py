@@ -253,6 +253,18 @@ class Client:
             found.append(message)
         return found
 
+    def skip(self) -> None:
+        """Let go of all that waits, unread. Raises `LinkError` at the end of the connection."""
+        self.socket.settimeout(0.0)
+        try:
+            while read_packet(self.socket):
+                pass
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise LinkError(f"the supervisor is gone ({error.strerror})") from None
+        raise LinkError("the supervisor has ended the session")
+
     def _beat(self, hz: float) -> None:
         tick = 0
         while not self._closed.wait(1.0 / hz):

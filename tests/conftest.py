@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import random
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -51,6 +52,7 @@ SHARING = {
     "test_house",
     "test_libero_demonstrator",
     "test_libero_perturb",
+    "test_libero_pro",
     "test_libero_sim",
     "test_quickstart_sim",
     "test_ranks",
@@ -60,6 +62,21 @@ SHARING = {
     "test_robot_replay",
     "test_robotwin",
     "test_tabletop",
+}
+# Modules whose sessions run on the wall clock.
+REAL_TIME = {
+    "test_own_arm",
+    "test_real_body",
+    "test_real_cameras",
+    "test_real_console",
+    "test_real_console_page",
+    "test_real_stops",
+    "test_robot_learn",
+    "test_robot_live",
+    "test_robot_operator",
+    "test_robot_replay",
+    "test_robot_session",
+    "test_so101_session",
 }
 # What needs lerobot, timm or transformers, whose imports take up to ten CPU seconds each, goes to
 # one worker.
@@ -74,12 +91,33 @@ LIBRARIES = {
 }
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module of which `-m` chooses nothing is not even imported: it takes each worker a tenth of a
+    second, or more."""
+    if not collection_path.match("test_*.py"):
+        return None
+    marks, text = config.option.markexpr, collection_path.read_text(encoding="utf-8")
+    in_time = collection_path.stem in REAL_TIME
+    if "not real_time" in marks:
+        unwanted = in_time
+    else:
+        unwanted = "real_time" in marks and not in_time and "mark.real_time" not in text
+    if re.search(r"(?<!not )\bslow\b", marks):
+        unwanted = unwanted or not ("slow" in text or "ray_here" in text)
+    return True if unwanted else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests share a worker. A session of Ray is slow, and there is one."""
+    """Which tests share a worker, and which are in real time. A session of Ray is slow, and there
+    is one."""
     for item in items:
         if item.path.stem in SHARING:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.path.stem in REAL_TIME:
+            item.add_marker(pytest.mark.real_time)
+        if item.get_closest_marker("real_time") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # a busy machine may begin it anew
         if item.path.stem in LIBRARIES or "paper_arm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("libraries"))
         if "ray_here" in getattr(item, "fixturenames", ()):

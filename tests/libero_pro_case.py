@@ -1,14 +1,14 @@
-"""A task of LIBERO-PRO beside its own environment: run in a process of its own, as LIBERO's package
-has the same name (``python libero_pro_case.py libero_pro_spatial_swap/0``); ``--alone``: several
-tasks, of ours."""
+"""Tasks of LIBERO-PRO beside their own environment: run in a process of its own, as LIBERO's package
+has the same name (``python libero_pro_case.py libero_pro_spatial_swap/0``); ``--alone``: ours
+without it."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from typing import Any
 
 import numpy as np
+from libero_recorded import Trace
 
 from sim.libero.plain import WatchedEnv
 from sim.libero.settings import LiberoConfig
@@ -21,14 +21,15 @@ SIZE = 48
 
 def run(task: str, beside: bool = True) -> str:
     """Both start from the first initial state and take eight control steps; ours alone unless
-    ``beside``. What is said ends with a hash of the joints' positions and speeds after them."""
+    ``beside``. What is said ends with two traces: of the joints at the end, and of both looks."""
     suite, number = task.split("/")
     config = LiberoConfig(
         suite=suite, tasks=[number], camera_size=SIZE, init_states="official", rotate_images=False
     )
     simulator = LiberoSimulator(config)
     actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 7)).astype(np.float32)
-    started = simulator.start(0, EpisodeSpec(task, 0, split="held_out"))
+    started, trace = simulator.start(0, EpisodeSpec(task, 0, split="held_out")), Trace()
+    trace.look(simulator.slot(0).data, started)
     if beside:
         plain = WatchedEnv(simulator.task(task), SIZE)
         equal(simulator, plain, started, plain.reset(0, official=0))
@@ -38,9 +39,12 @@ def run(task: str, beside: bool = True) -> str:
         assert step.success == bool(plain.success)
         plain.close()
     data = simulator.slot(0).data
-    states = hashlib.sha256(data.qpos.tobytes() + data.qvel.tobytes()).hexdigest()[:16]
+    trace.look(data, step.observation)
+    joints = Trace()
+    joints.add(data.qpos, data.qvel)
     simulator.close()
-    return f"{task}: {len(data.qpos)} joints, {len(started.images)} pictures, {states}"
+    about = f"{len(data.qpos)} joints, {len(started.images)} pictures"
+    return f"{task}: {about}, {joints.text} {trace.text}"
 
 
 def equal(simulator: LiberoSimulator, plain: WatchedEnv, ours: Observation, theirs: Any) -> None:

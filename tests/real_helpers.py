@@ -44,6 +44,11 @@ def kill_child(process: subprocess.Popen, named: str) -> None:
     os.kill(int(child), signal.SIGKILL)
 
 
+def stopped_by_guard(said: str) -> bool:
+    """Whether a session ended as this machine was too busy for it."""
+    return "stopped the arm" in said
+
+
 class Clock:
     """Virtual time."""
 

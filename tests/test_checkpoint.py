@@ -434,7 +434,7 @@ def test_missing_and_damaged_checkpoints(tmp_path: Path):
 def _hold(folder: Path, ready: Any, leave: Any) -> None:
     with RunLock(folder):
         ready.set()
-        leave.wait(30)
+        leave.wait(240)
 
 
 def test_run_lock_between_processes(tmp_path: Path):
@@ -442,7 +442,7 @@ def test_run_lock_between_processes(tmp_path: Path):
     ready, leave = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(tmp_path, ready, leave))
     holder.start()
-    assert ready.wait(30)
+    assert ready.wait(240)
     with pytest.raises(UserError, match=rf"in use by process {holder.pid} "):
         RunLock(tmp_path).acquire()
     holder.kill()  # a lock dies with its owner

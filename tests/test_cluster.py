@@ -237,7 +237,7 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
 ):
     own = [
         "cluster.rollouts=2",
-        "cluster.hang_timeout=4",
+        "cluster.hang_timeout=10",
         "env.step_seconds=0.005",
         "slots.slots_per_worker=2",
     ]
@@ -269,7 +269,7 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
         assert sorted(t.rollout_id for t in found) == sorted(s.rollout_id for s in later)
-        assert group.restarts == 2 and "did nothing for 4 s" in said[1]
+        assert group.restarts == 2 and "did nothing for 10 s" in said[1]
         # Which actor ran an episode does not matter, but for the rounding of batches.
         again = {t.rollout_id: t for t in found}
         config = compose([*TOY, "slots.slots_per_worker=2"])
@@ -279,7 +279,7 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
             assert again[expected.rollout_id].success == expected.success
             assert torch.allclose(again[expected.rollout_id].actions, expected.actions, atol=1e-4)
         pids = [*first, *group.pids]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(map(alive, pids))

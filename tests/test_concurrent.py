@@ -366,7 +366,7 @@ def test_what_a_learner_gives_up_for_is_the_actors_error_and_an_orphan_ends(star
         process.start()
         assert process.newest()[0] == 1 and process.newest() is None and process.is_even
         process._process.stdin.close()  # as the kernel does where the actor was killed
-        assert process._process.wait(timeout=60) == 1
+        assert process._process.wait(timeout=240) == 1
     finally:
         process.stop()
 

@@ -10,6 +10,7 @@ import signal
 import numpy as np
 import pytest
 from contracts import assert_same_observation, assert_same_step, check_simulator
+from libero_recorded import Trace, is_recorded
 from libero_reference import Reference, libero_problem
 
 from sim.libero import package
@@ -92,20 +93,28 @@ def axis_angle(xyzw: np.ndarray) -> np.ndarray:
 
 
 def run_beside(
-    reference: Reference, simulator: LiberoSimulator, slot: int, actions: np.ndarray
+    reference: Reference | None,
+    simulator: LiberoSimulator,
+    slot: int,
+    actions: np.ndarray,
+    trace: Trace | None = None,
 ) -> int:
-    """Both take the actions chunk by chunk and are compared after each; returns the control
-    steps taken."""
-    taken = 0
+    """Both take the actions chunk by chunk and are compared after each; without a ``reference`` ours
+    is looked at alone. Returns the control steps taken."""
+    taken, trace = 0, trace or Trace()
     for at in range(0, len(actions), CHUNK):
         step = simulator.step(slot, actions[at : at + CHUNK])
-        observed = reference.run(actions[at : at + CHUNK])
         taken += step.executed
-        assert step.success == bool(reference.success)
-        if step.success:
+        trace.add(step.executed, step.success)
+        trace.look(simulator.slot(slot).data, step.observation)
+        if reference is not None:
+            observed = reference.run(actions[at : at + CHUNK])
+            assert step.success == bool(reference.success)
             np.testing.assert_array_equal(simulator.slot(slot).data.qpos, reference.data.qpos)
+            if not step.success:
+                assert_equal_to(reference, simulator, slot, observed, step.observation)
+        if step.success:
             break
-        assert_equal_to(reference, simulator, slot, observed, step.observation)
     return taken
 
 
@@ -311,32 +320,45 @@ def test_simulator_contract() -> None:
     check_simulator(lambda: make("libero_object", "3", "1", look="light", horizon=60))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("suite", "task", "official"),
-    [
-        ("libero_spatial", 4, 0),  # with a drawer that starts open
-        ("libero_object", 0, 11),
-        ("libero_object", 6, 2),
-        ("libero_goal", 7, 30),  # with a stove to turn on
-        ("libero_goal", 0, 1),
-        ("libero_10", 2, 5),
-        ("libero_10", 9, 49),  # with a microwave
-        ("libero_90", 0, 3),
-        ("libero_90", 60, 20),
-        ("libero_90", 85, 8),
-    ],
-)
-def test_whole_episodes_are_equal_in_every_suite(suite, task, official) -> None:
-    simulator, reference = make(suite, str(task)), Reference(suite, task, SIZE)
-    episode = EpisodeSpec(f"{suite}/{task}", official, split="held_out")
+EPISODES = [
+    ("libero_spatial", 4, 0),  # with a drawer that starts open
+    ("libero_object", 0, 11),
+    ("libero_object", 6, 2),
+    ("libero_goal", 7, 30),  # with a stove to turn on
+    ("libero_goal", 0, 1),
+    ("libero_10", 2, 5),
+    ("libero_10", 9, 49),  # with a microwave
+    ("libero_90", 0, 3),
+    ("libero_90", 60, 20),
+    ("libero_90", 85, 8),
+]
+
+
+def whole_episode(suite: str, task: int, official: int, beside: bool) -> str:
+    """The `Trace` of an episode, looked at after each chunk; ``beside``: and compared with LIBERO's
+    own env, which takes the same actions."""
+    simulator, trace = make(suite, str(task)), Trace()
     horizon = simulator.tasks[0].horizon
     actions = smooth_actions(horizon, seed=official)
-    started = simulator.start(0, episode)
-    assert_equal_to(reference, simulator, 0, reference.reset(0, official=official), started)
-    assert run_beside(reference, simulator, 0, actions) >= min(horizon, CHUNK)
+    started = simulator.start(0, EpisodeSpec(f"{suite}/{task}", official, split="held_out"))
+    trace.look(simulator.slot(0).data, started)
+    reference = Reference(suite, task, SIZE) if beside else None
+    if reference is not None:
+        assert_equal_to(reference, simulator, 0, reference.reset(0, official=official), started)
+    taken = run_beside(reference, simulator, 0, actions, trace)
+    assert taken >= min(horizon, CHUNK)
     simulator.close()
-    reference.close()
+    if reference is not None:
+        reference.close()
+    return trace.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task", "official"), EPISODES)
+def test_whole_episodes_are_equal_in_every_suite(suite, task, official) -> None:
+    take = functools.partial(whole_episode, suite, task, official)
+    if not is_recorded(f"episode {suite}/{task} {official}", lambda: take(beside=False)):
+        take(beside=True)
 
 
 @pytest.mark.slow
@@ -358,45 +380,25 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
     reference.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("suite", "task", "reset"),
-    [
-        ("libero_object", 1, 1),
-        ("libero_spatial", 4, 1),
-        ("libero_spatial", 4, 2),  # a drawer starts open
-    ],
-)
-def test_equal_to_lerobots_env(suite, task, reset) -> None:
-    """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings:
-    3 at its first episode."""
-    lerobot = pytest.importorskip("lerobot.envs.libero")
-    package.load()
-    with package.quiet():
-        env = lerobot.LiberoEnv(
-            lerobot._get_suite(suite),
-            task,
-            suite,
-            obs_type="pixels_agent_pos",
-            observation_width=SIZE,
-            observation_height=SIZE,
-        )
-        for _ in range(reset):
-            observed, _ = env.reset(seed=3)
-    simulator = make(suite, str(task), scene_seed=3, opening_draws=2 + reset)
+LEROBOTS = [
+    ("libero_object", 1, 1),
+    ("libero_spatial", 4, 1),
+    ("libero_spatial", 4, 2),  # a drawer starts open
+]
+
+
+def lerobots_episode(suite: str, task: int, reset: int, beside: bool) -> str:
+    """The `Trace` of four chunks, ``beside`` lerobot's env after as many resets."""
+    simulator, trace = make(suite, str(task), scene_seed=3, opening_draws=2 + reset), Trace()
     episode = EpisodeSpec(f"{suite}/{task}", reset - 1, split="held_out")
     observation = simulator.start(0, episode)
+    theirs = LeRobots(suite, task, reset) if beside else None
     for actions in [None, *np.split(smooth_actions(4 * CHUNK, seed=5), 4)]:
         if actions is not None:
             observation = simulator.step(0, actions).observation
-            for action in actions:
-                env._env.sim._render_context_offscreen.gl_ctx.make_current()
-                observed = env.step(action)[0]
-        np.testing.assert_array_equal(simulator.slot(0).data.qpos, env._env.sim.data._data.qpos)
-        for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
-            np.testing.assert_array_equal(
-                observation.images[camera], observed["pixels"][name][::-1, ::-1]
-            )
+        trace.look(simulator.slot(0).data, observation)
+        if theirs is not None:
+            theirs.equal(simulator, actions, observation)
     # as LIBERO's own loop starts: with other fixtures, if openings are drawn
     plain = make(suite, str(task), scene_seed=3)
     fixtures = [
@@ -405,7 +407,63 @@ def test_equal_to_lerobots_env(suite, task, reset) -> None:
     assert np.array_equal(*fixtures) == (suite == "libero_object")
     plain.close()
     simulator.close()
-    env.close()
+    if theirs is not None:
+        theirs.env.close()
+    return trace.text
+
+
+class LeRobots:
+    """lerobot's constructor resets once, and each reset leaves LIBERO one more draw of openings:
+    3 at its first episode."""
+
+    def __init__(self, suite: str, task: int, resets: int) -> None:
+        import lerobot.envs.libero as lerobot
+
+        package.load()
+        with package.quiet():
+            self.env = lerobot.LiberoEnv(
+                lerobot._get_suite(suite),
+                task,
+                suite,
+                obs_type="pixels_agent_pos",
+                observation_width=SIZE,
+                observation_height=SIZE,
+            )
+            for _ in range(resets):
+                self.observed, _ = self.env.reset(seed=3)
+
+    def equal(self, simulator: LiberoSimulator, actions: np.ndarray | None, observation) -> None:
+        for action in () if actions is None else actions:
+            self.env._env.sim._render_context_offscreen.gl_ctx.make_current()
+            self.observed = self.env.step(action)[0]
+        np.testing.assert_array_equal(simulator.slot(0).data.qpos, self.env._env.sim.data._data.qpos)
+        for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
+            np.testing.assert_array_equal(
+                observation.images[camera], self.observed["pixels"][name][::-1, ::-1]
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task", "reset"), LEROBOTS)
+def test_equal_to_lerobots_env(suite, task, reset) -> None:
+    take = functools.partial(lerobots_episode, suite, task, reset)
+    if not is_recorded(f"lerobot {suite}/{task} {reset}", lambda: take(beside=False)):
+        pytest.importorskip("lerobot.envs.libero")
+        take(beside=True)
+
+
+# what `libero_recorded.py` goes beside
+BESIDE_THEM = {
+    f"episode {suite}/{task} {official}": functools.partial(
+        whole_episode, suite, task, official, beside=True
+    )
+    for suite, task, official in EPISODES
+} | {
+    f"lerobot {suite}/{task} {reset}": functools.partial(
+        lerobots_episode, suite, task, reset, beside=True
+    )
+    for suite, task, reset in LEROBOTS
+}
 
 
 @pytest.mark.slow

@@ -224,7 +224,9 @@ def bare(tmp_path_factory) -> Path:
 @pytest.mark.timeout(1800)
 def test_the_bare_wheel_trains_away_from_the_checkout(bare, tmp_path):
     command = bare / "venv" / "bin" / "vla-rl"
-    done = run(command, "train", "run=toy", "rl.iterations=2", "threads=1", cwd=tmp_path)
+    small = ["collect.episodes_per_task=20", "sft.updates=10", "rl.iterations=2"]
+    small += ["rl.episodes_per_iteration=16", "evaluate.episodes_per_task=10", "threads=1"]
+    done = run(command, "train", "run=toy", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "outputs" / "toy"
     assert (folder / "report.html").is_file() and (folder / "checkpoints" / "rl").is_dir()

@@ -82,7 +82,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 30.0) -> bool:
+def wait_until(condition, seconds: float = 120.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -224,7 +224,7 @@ def test_a_worker_that_hangs_is_killed(tmp_path):
         fault_control_step=2,
         fault_marker=str(tmp_path / "struck"),
     )
-    with ProcessPool(factory, num_workers=1, slots_per_worker=2, hang_timeout=0.3) as pool:
+    with ProcessPool(factory, num_workers=1, slots_per_worker=2, hang_timeout=3.0) as pool:
         result = RolloutEngine(pool, Noise()).collect(_specs(20))
         assert outcomes(result) == expected(20) and pool.restarts == 1
 
@@ -351,7 +351,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert wait_until(lambda: not is_running(int(done.stdout)))

@@ -1,8 +1,8 @@
 """Two processes that learn together, with their weights spread (FSDP2) or whole (data parallel), do
 what one does.
 
-The processes run this file as a script (gloo, on this machine); the tests compare what they wrote
-with one rank.
+This file is run as a script, which forks two ranks (gloo, on this machine) and one process that is
+alone: what torch and transformers import is imported once. The tests compare what they wrote.
 
 Tolerance: what differs is the order in which float32 numbers are added, 1e-7 of a number, so
 metrics agree to 1e-5, and so does each weight tensor (norm of the difference by its norm). Adam
@@ -15,8 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -54,7 +56,8 @@ from vla_rl.types import (
     Trajectory,
 )
 
-UPDATES = 20
+UPDATES, PPO_UPDATES = 20, 8
+ALONE, OPENVLA = "alone", "openvla"  # folders
 # seconds that the ranks wait for each other; about 40 seconds of computing in all, half of it
 # imports
 LIMIT = 300
@@ -163,13 +166,13 @@ def grouped_parts(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
 
 
 def ppo_updates(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
-    """Twenty updates; half-way, several ranks save, and go on from the files with another policy
+    """Eight updates; half-way, several ranks save, and go on from the files with another policy
     and another PPO."""
     batch, metrics = recorded(), []
     policy = shard(make(), ranks, mode)
     ppo = PPO(PPO_SETTINGS, policy, ranks=ranks)
-    for i in range(UPDATES):
-        if i == UPDATES // 2 and ranks.size > 1:
+    for i in range(PPO_UPDATES):
+        if i == PPO_UPDATES // 2 and ranks.size > 1:
             save_checkpoint(folder, policy, {"algorithm": ppo.state_dict()})
             if mode == "sharded":  # as the ranks of a cluster save, and go on
                 folder = folder.with_name("parts")
@@ -328,7 +331,7 @@ def other_policies(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
     of OpenVLA with LoRA."""
     torch.manual_seed(0)
     denoising = test_denoising.make(**test_denoising.FORMS["dppo"], student_steps=1)
-    published = write_checkpoint(folder / f"openvla_{ranks.index}")
+    published = folder.parents[1] / OPENVLA
     whole = test_openvla.load(
         published, value_head=True, decoding="autoregressive", gradient_checkpointing=True
     )
@@ -395,9 +398,8 @@ PARTS = {
 }
 
 
-def main(index: int, folder: Path) -> None:
+def rank(index: int, folder: Path) -> None:
     """One of two ranks."""
-    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -416,10 +418,43 @@ def main(index: int, folder: Path) -> None:
         dist.destroy_process_group()
 
 
+def one(folder: Path) -> None:
+    """The same by one rank."""
+    for name, part in PARTS.items():
+        if name != "refusals":
+            save_state(
+                folder / ALONE / name, part(Ranks(), "sharded", folder / ALONE / "checkpoint")
+            )
+
+
+def main(folder: Path) -> int:
+    """The exit status; where one process fails, the others end too."""
+    torch.set_num_threads(1)
+    test_openvla.load(write_checkpoint(folder / OPENVLA))
+    left = set()
+    for run in (lambda: one(folder), lambda: rank(0, folder), lambda: rank(1, folder)):
+        left.add(os.fork())
+        if 0 in left:
+            try:
+                run()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    while left:
+        pid, status = os.wait()
+        left.remove(pid)
+        if status:
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0
+
+
 # ---------------------------------------------------------------------------------------- the tests
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
-    """Where two ranks left what they did: ``MODE/PART/RANK``."""
+    """Where two ranks left what they did, and one alone: ``MODE/PART/RANK``, ``alone/PART``."""
     folder = tmp_path_factory.mktemp("ranks")
     paths = [
         str(Path(__file__).parents[1]),
@@ -432,29 +467,21 @@ def together(tmp_path_factory) -> Path:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(i), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for i in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=3 * LIMIT)[0].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    ran = subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=3 * LIMIT,
+    )
+    assert ran.returncode == 0, ran.stdout.decode()
     return folder
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> dict[str, Any]:
+def alone(together) -> dict[str, Any]:
     """The same by one rank."""
-    folder = tmp_path_factory.mktemp("alone")
-    return {name: PARTS[name](Ranks(), "sharded", folder) for name in PARTS if name != "refusals"}
+    return {name: load_state(together / ALONE / name) for name in PARTS if name != "refusals"}
 
 
 def assert_equal_metrics(found: list[dict], expected: list[dict], tolerance: float = 1e-5) -> None:
@@ -506,7 +533,7 @@ def test_two_ranks_equal_one(together: Path, alone: dict[str, Any], part: str, m
     assert other["weights"] == {}
     if part == "ppo_updates":
         stopped = [m["ppo/early_stop"] for m in main_rank["metrics"]]
-        assert 0 < sum(stopped) < UPDATES and all(
+        assert 0 < sum(stopped) < PPO_UPDATES and all(
             m["ppo/grad_norm"] > 0 for m in main_rank["metrics"]
         )
 
@@ -532,7 +559,7 @@ def test_numbers_that_one_rank_finds_not_finite_skip_the_step_on_both(
 @pair
 @both_modes
 def test_a_checkpoint_of_several_ranks_is_an_ordinary_one(together: Path, mode: str):
-    """(That several ranks go on from it exactly is part of the twenty updates.) One in their own
+    """(That several ranks go on from it exactly is part of the eight updates.) One in their own
     parts becomes the same."""
     policy, folder = make(seed=2), together / mode / "checkpoint"
     if mode == "sharded":
@@ -552,7 +579,7 @@ def test_a_checkpoint_of_several_ranks_is_an_ordinary_one(together: Path, mode: 
     )
     found = ppo.update(recorded())
     assert_equal_metrics(
-        [found], [of_both(together, mode, "ppo_updates")[0]["metrics"][UPDATES // 2]]
+        [found], [of_both(together, mode, "ppo_updates")[0]["metrics"][PPO_UPDATES // 2]]
     )
 
 
@@ -658,4 +685,4 @@ def test_outputs_of_a_policy_are_trees_of_tensors():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -15,8 +15,8 @@ import pytest
 from real_helpers import LIMITS, rig
 
 from benchmarks.robot.kept import Kept, unrecorded
-from benchmarks.robot.sessions import Busy, launcher_trial, learner_trial, starts
-from benchmarks.robot.trials import Operator, driver, trial
+from benchmarks.robot.sessions import launcher_trial, learner_trial, starts
+from benchmarks.robot.trials import Busy, Operator, driver, trial
 from real.body import Body, BodyConfig, StartError
 from real.checks import MessageError
 from real.journal import JournalWriter, journals, read, scan
@@ -132,10 +132,10 @@ def test_a_session_records_what_it_did_and_says_farewell(tmp_path):
         operator.client.close()
     (path,) = journals(tmp_path)
     episode = read(path)
-    told = {tuple(np.round(t["reference"], 6)) for t in episode.ticks if t["reference"]}
-    done = {tuple(np.round(v, 6)) for _, v in read_log(tmp_path / "run" / "arm.log")["target"]}
-    assert len(told) > 20 and len(told - done) <= 1, (
-        "executed = recorded (the last one may have come too late)"
+    told = iter([tuple(np.round(t["reference"], 6)) for t in episode.ticks if t["reference"]])
+    done = [tuple(np.round(v, 6)) for _, v in read_log(tmp_path / "run" / "arm.log")["target"]]
+    assert len(set(done)) > 20 and all(target in told for target in done), (
+        "what was executed was recorded, in its order (a late arm takes the newest of those that wait)"
     )
     assert episode.frames["front"] and frames[0].camera == "front"
     problems, _ = verify(tmp_path)
@@ -225,6 +225,8 @@ def test_a_slow_reader_loses_its_own_packets_alone(tmp_path):
         if i % 100 == 0:
             quick.newest()
     assert sum(c.dropped > 0 for c in peers) == 1
+    quick.skip()
+    assert quick.receive(0.0) is None and slow.receive(0.0) is not None
     for client in (slow, quick):
         client.close()
     server.close()

@@ -320,7 +320,7 @@ def test_a_session_that_ends_does_not_wait_for_its_policy_to_stop_the_arm(tmp_pa
         operator, policy = moving(tmp_path, body)
         slow = (
             "import signal, time; signal.signal(signal.SIGTERM, lambda *_: 0); print('ready', "
-            "flush=True); time.sleep(1)"
+            "flush=True); time.sleep(3); print(time.monotonic())"
         )
         body.processes["policy"] = subprocess.Popen(
             [sys.executable, "-c", slow], stdout=subprocess.PIPE
@@ -332,9 +332,10 @@ def test_a_session_that_ends_does_not_wait_for_its_policy_to_stop_the_arm(tmp_pa
         operator.client.close()
         policy.kill()
         policy.wait()
+        ended = float(pipe.read())
         pipe.close()
     log = read_log(tmp_path / "run" / "arm.log")
-    assert min(t for t, name in log["event"] if name in ("hold", "stop") and t > when) - when < 0.5
+    assert min(t for t, name in log["event"] if name in ("hold", "stop") and t > when) < ended
 
 
 def test_a_guard_that_is_told_to_end_while_it_stops_the_arm_goes_on(tmp_path):
@@ -348,12 +349,14 @@ def test_a_guard_that_is_told_to_end_while_it_stops_the_arm_goes_on(tmp_path):
         time.sleep(0.1)
         assert guard.poll() is None
         arm.send_signal(signal.SIGCONT)
-        assert guard.wait(10.0) == 3
+        assert guard.wait(120.0) == 3
         operator.client.close()
         policy.kill()
         policy.wait()
-        time.sleep(0.1)
-        assert "stop" in [name for _, name in read_log(body.run / "arm.log")["event"]]
+        end = time.monotonic() + 60.0
+        while "stop" not in [name for _, name in read_log(body.run / "arm.log")["event"]]:
+            assert time.monotonic() < end, "it was not stopped"
+            time.sleep(0.02)
 
 
 LAUNCHER = """
@@ -376,7 +379,7 @@ def test_where_the_launcher_is_killed_the_arm_comes_to_rest_before_anybody_ends(
     operator, policy = moving(tmp_path, body)
     launcher.kill()
     launcher.wait()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline and any(map(running, processes)):
         time.sleep(0.02)
     assert not any(map(running, processes))
@@ -506,7 +509,7 @@ def test_an_arms_process_whose_launcher_ends_while_it_starts_ends_too(delay, nam
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while os.path.exists(f"/proc/{pid}"):
         assert time.monotonic() < end, "it still runs"
         time.sleep(0.02)
@@ -516,7 +519,6 @@ def test_a_guard_whose_supervisor_was_late_goes_on_watching(server, monkeypatch)
     """It stops the arm once, says so as a fault as soon as somebody hears, and stops it again
     the next time."""
     monkeypatch.setattr(guard, "SILENCE_S", 0.05)
-    monkeypatch.setattr(guard, "GONE_S", 0.5)
     client, stops, status = Client(server.path, "guard", beat_hz=0.0), [], []
     server.poll(0.5)
     watching = threading.Thread(
@@ -539,14 +541,18 @@ def test_a_guard_whose_supervisor_was_late_goes_on_watching(server, monkeypatch)
             server.send(connection, encode(notice))
 
     for count in (1, 2):
-        time.sleep(0.2)
+        while len(stops) < count:
+            time.sleep(0.01)
         assert len(stops) == count and not status
         say("lease")
-        said = [decode(p) for _, p in server.poll(1.0)[0]]
+        said: list = []
+        while not said:
+            said = [decode(p) for _, p in server.poll(1.0)[0]]
         faults = [m for m in said if isinstance(m, Event)]
-        assert [m.name for m in faults] == ["fault"] and "supervisor was silent for 0." in faults[
+        assert [m.name for m in faults] == ["fault"] and "supervisor was silent for" in faults[
             0
         ].value
-    watching.join(5.0)
-    assert status == [3] and len(stops) == 3, "after half a second of silence it is not waited for"
+    monkeypatch.setattr(guard, "GONE_S", 0.1)
+    watching.join(60.0)
+    assert status == [3] and len(stops) == 3, "after so much silence it is not waited for"
     client.close()

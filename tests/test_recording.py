@@ -842,6 +842,7 @@ def raised(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_from_teaching_an_arm_to_a_policy_that_drives_it(tmp_path, capsys):
     """Four commands: teach, export, train, run; the arm is nowhere named but in its own files."""
     from test_robot_session import begun

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_helpers import kill_child
+from real_helpers import kill_child, stopped_by_guard
 from test_robot_learn import EXACT, FAKE, RAISE, SPEC, composed, helped
 
 from policies.settings import SmallConfig
@@ -310,16 +310,21 @@ def test_a_reward_that_dies_does_not_end_the_session(tmp_path, riser, classifier
         "run",
     ]
     given = [*command, "--headless", "--episodes", "3", *asked_for(tmp_path, riser, classifier)]
-    process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = []
-    assert process.stdout is not None
-    for text in process.stdout:
-        said.append(text)
-        if text.startswith("episode 1:"):
-            kill_child(process, "vla_rl.robot.reward_process")
-    process.communicate(timeout=60)
+    for i in range(6):
+        process = subprocess.Popen(
+            [*given, f"name=s{i}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        said = []
+        assert process.stdout is not None
+        for text in process.stdout:
+            said.append(text)
+            if text.startswith("episode 1:"):
+                kill_child(process, "vla_rl.robot.reward_process")
+        process.communicate(timeout=240)
+        if not stopped_by_guard("".join(said)):
+            break
     assert process.returncode == 0, said
-    first, *_, last = [read(path) for path in journals(tmp_path / "s")]
+    first, *_, last = [read(path) for path in journals(tmp_path / f"s{i}")]
     assert first.progress and {p["model"] for p in first.progress} == {"classifier"}
     assert len({p["step"] for p in first.progress}) == len(first.progress) and not last.progress
 

@@ -53,15 +53,16 @@ def idle(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_it_helps_by_a_lease_a_dead_man_and_inputs(tmp_path, idle, capsys):
     given = overrides(tmp_path, idle, *HELPS)
-    assert main(["robot", "run", "--headless", "--episodes", "1", *given]) == 0
-    assert "with a person's help: 1 of 1 episodes succeeded" in capsys.readouterr().out
-    (episode,) = [read(path) for path in journals(tmp_path / "s")]
+    asked = ["robot", "run", "--headless", "--episodes", "1", *given]
+    i, said = unhurried(capsys, lambda i: [*asked, f"name=s{i}"])
+    assert "with a person's help: 1 of 1 episodes succeeded" in said
+    (episode,) = [read(path) for path in journals(tmp_path / f"s{i}")]
     human = [tick for tick in episode.ticks if tick["is_human"]]
     assert {(tick["mode"], tick["holder"]) for tick in human} == {("HUMAN", "teleop.scripted")}
     assert ("takeover", "teleop.scripted") in [(n["name"], n["value"]) for n in episode.notices]
     assert {e["source"] for e in episode.events if e["name"] == "label"} == {"simulator"}
     assert human[-1]["pose"][2] > human[0]["pose"][2] + 0.1, "it raised the point"
-    assert [p for p in verify(tmp_path / "s")[0] if "policy" in p or "person" in p] == []
+    assert [p for p in verify(tmp_path / f"s{i}")[0] if "policy" in p or "person" in p] == []
 
 
 @pytest.mark.slow
@@ -179,21 +180,25 @@ def test_a_persons_device_takes_over_in_a_session(tmp_path, idle, capsys):
 
 
 class Line:
-    """A `Client` whose session ends at ``ends`` seconds."""
+    """A `Client` for whom ``steps`` are taken one after the other, each once something of the kind
+    that it waits for was sent; then the session ends."""
 
     class writer:
         source = "teleop.raiser"
 
-    def __init__(self, ends: float, at: dict[float, Callable[[], Any]]):
-        self.begun, self.ends, self.at, self.sent = time.monotonic(), ends, at, []
+    def __init__(self, *steps: tuple[str, Callable[[], Any]]):
+        self.steps, self.sent, self.seen = list(steps), [], 0
 
     def receive(self, seconds: float) -> None:
         time.sleep(min(seconds, 0.01))
-        gone = time.monotonic() - self.begun
-        for when in [when for when in self.at if when <= gone]:
-            self.at.pop(when)()
-        if gone > self.ends:
-            raise LinkError("over")
+        kind, then = self.steps[0]
+        if kind in [name for name, _ in self.sent[self.seen :]]:
+            self.seen = len(self.sent)
+            then()
+            del self.steps[0]
+
+    def end(self) -> None:
+        raise LinkError("over")
 
     def send(self, kind, valid_s=0.0, **fields):
         self.sent.append((kind.__name__, fields))
@@ -203,7 +208,8 @@ def test_a_device_that_was_lost_is_opened_again(tmp_path):
     gone = tmp_path / "unplugged"
     device = Raiser(str(gone), always=True)
     device.connect()
-    client = Line(2.4, {0.2: gone.touch, 0.8: gone.unlink})
+    client = Line(("Lease", gone.touch), ("Event", gone.unlink))
+    client.steps.append(("Lease", client.end))
     serve(client, device)
     kinds = [(kind, fields.get("value", "")) for kind, fields in client.sent]
     lost = kinds.index(("Event", "it is unplugged"))

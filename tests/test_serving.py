@@ -614,7 +614,7 @@ def serving(*arguments):
             yield re.search(r"ws://localhost:\d+", line)[0], server
         finally:
             server.send_signal(signal.SIGINT)
-            assert server.wait(60) == 0, "Ctrl-C is how it ends"
+            assert server.wait(240) == 0, "Ctrl-C is how it ends"
 
 
 def test_eval_judges_a_served_policy_as_the_checkpoint_itself(start, tmp_path, capfd):  # noqa: F811

@@ -557,6 +557,7 @@ def taught(folder, goal: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_an_arm_is_taught_over_its_simulated_bus(kit, buses, tmp_path, capsys, monkeypatch):
     """Real time, each part in its process, lerobot's own driver in the arm's."""
     from test_robot_session import begun

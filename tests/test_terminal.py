@@ -290,7 +290,7 @@ def test_a_terminal_that_goes_away_ends_sft_with_its_state(tmp_path):
         os.read(ours, 4096)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 130
+    assert process.wait(240) == 130
     state = json.loads(
         (tmp_path / "toy" / "checkpoints" / "sft" / "training_state" / "state.json").read_text()
     )

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.robot.kept import Kept
-from benchmarks.robot.trials import AT_REST, TRIES, Operator, Trial, judged, losses
+from benchmarks.robot.trials import Busy, Operator, Trial, judged, losses, undisturbed
 from policies.settings import SmallConfig
 from policies.small import SmallPolicy
 from real.body import StartError
@@ -83,22 +83,10 @@ def starts(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("launcher", "learner")}
 
 
-class Busy(StartError):
-    """The session's guard stopped the arm before anything was struck: this machine is too busy
-    to keep the loop's time."""
-
-
 def launcher_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Trial:
     """The launcher of a session whose policy is the checkpoint ``start`` is "killed" or "frozen"
     while the arm moves."""
-    for left in reversed(range(TRIES)):
-        try:
-            if (found := _launcher(how, start, delay, folder)).speed > 5 * AT_REST or not left:
-                break
-        except Busy:
-            if not left:
-                raise
-    return found
+    return undisturbed(lambda: _launcher(how, start, delay, folder))
 
 
 def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial:
@@ -204,12 +192,13 @@ def _moving(
     with contextlib.closing(viewer.client) if viewer else contextlib.nullcontext():
         since = 0.0
         while viewer and time.monotonic() < until and launcher.poll() is None:
-            viewer.watch(0.02)
+            try:
+                viewer.watch(0.02)
+            except LinkError:  # the session is over
+                launcher.wait(END_S)
+                break
             if viewer.state is not None and viewer.state.mode == "FAULT":
-                raise Busy(
-                    "the arm was stopped before anything was struck: try again where this "
-                    "machine has less to do"
-                )
+                raise Busy
             if viewer.state is None or viewer.state.mode != "AUTO":
                 since = 0.0
             elif viewer.state.policy:
@@ -218,6 +207,8 @@ def _moving(
                 yield viewer
                 return
     said = (place / "said.txt").read_text(encoding="utf-8", errors="replace")
+    if "stopped the arm" in said:
+        raise Busy
     raise StartError(f"the session did not get under way: {said[-1000:]}")
 
 

@@ -138,7 +138,7 @@ class _Station:
             faulthandler.cancel_dump_traceback_later()
             self.camera.close()
             time.sleep(_AGAIN_S)
-            self._client.newest()  # raises where the session is over
+            self._client.skip()  # raises where the session is over
             self._clock.reset()
             with contextlib.suppress(CameraLost):
                 self.camera.open()
