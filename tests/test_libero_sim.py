@@ -436,7 +436,9 @@ class LeRobots:
         for action in () if actions is None else actions:
             self.env._env.sim._render_context_offscreen.gl_ctx.make_current()
             self.observed = self.env.step(action)[0]
-        np.testing.assert_array_equal(simulator.slot(0).data.qpos, self.env._env.sim.data._data.qpos)
+        np.testing.assert_array_equal(
+            simulator.slot(0).data.qpos, self.env._env.sim.data._data.qpos
+        )
         for camera, name in (("agentview", "image"), ("robot0_eye_in_hand", "image2")):
             np.testing.assert_array_equal(
                 observation.images[camera], self.observed["pixels"][name][::-1, ::-1]
