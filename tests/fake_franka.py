@@ -107,12 +107,14 @@ class Body:
         self.errors, self.strike, self.calls = Errors(), None, []
         self.width, self.max_width = 0.04, 0.08
         self.motion, self.load = None, [0.0] * 6
+        self.heard, self.deaf = deque(maxlen=100), 0  # which commands came; how many will not
         self.rates = [[0.0] * 7] * 2  # of what is commanded: its speed, and the change of that
 
     def state(self):
         return SimpleNamespace(
             q=self.q.tolist(), dq=[0.0] * 7, O_T_EE=list(self.pose), robot_mode=self.mode,
             O_F_ext_hat_K=list(self.load), current_errors=self.errors,
+            control_command_success_rate=sum(self.heard) / 100,
             q_d=self.q.tolist(), dq_d=self.rates[0][:7], ddq_d=self.rates[1][:7],
             O_T_EE_c=list(self.pose), O_dP_EE_c=self.rates[0][:6], O_ddP_EE_c=self.rates[1][:6],
         )  # fmt: skip
@@ -149,12 +151,20 @@ class Motion:
         for _ in range(0 if self.first else gap - 1):  # lost: it goes on by itself
             speed = speed + change * fr3.DT
             place = place + speed * fr3.DT
+        self.body.heard.extend([0] * (0 if self.first else gap - 1))
         self._be(place, speed, change)
         gap, self.first = (0 if self.first else gap), False
         return self.body.state(), Duration(gap)
 
     def writeOnce(self, command):
         body = self.body
+        if body.deaf:
+            body.deaf -= 1
+            place, speed, change = self.last
+            speed = speed + change * fr3.DT
+            self._be(place + speed * fr3.DT, speed, change)
+            return body.heard.append(0)
+        body.heard.append(1)
         at = np.array(command.q if self.kind == "joints" else command.O_T_EE[12:15])
         place, speed, change = self.last
         new_speed = (at - place) / fr3.DT

@@ -22,12 +22,13 @@ import msgpack
 import numpy as np
 
 from real.link import read_packet
-from real.robots.franka_path import JointPath, PosePath
+from real.robots.franka_path import DT, JointPath, PosePath
 from real.scheduling import freeze_garbage
 from vla_rl.errors import ConfigError, MissingPackage, UserError, first_line
 
 SILENCE_S = 0.1  # without a word, after which it holds
 _EVERY = 4  # milliseconds between two that it tells of
+_STILL = 1e-7  # rad or m in a millisecond
 _AGAIN_S = 1.0  # between two tries to reach a robot that was lost
 # what keeps a robot from moving, by libfranka's mode of it
 _MODES = {
@@ -61,6 +62,7 @@ class Loop:
         self.ended = False  # who told it what to do is gone
         self._active: Any = None  # the motion that runs
         self._begun = False  # whether it has had its first command
+        self._told = np.zeros(0)  # what the robot said last that it was commanded
         self._aimed: tuple[float, np.ndarray] | None = None  # a target that waits for its motion
         self._heard = -np.inf  # a target, or a hold
         self._stopped = False
@@ -167,9 +169,8 @@ class Loop:
         if not self._begun:
             self._begin(state)
         else:
-            if (lost := round(1e3 * gone.to_sec()) - 1) > 0:
-                self.lost_ms += lost
-                self._resume(state)
+            self.lost_ms += max(round(1e3 * gone.to_sec()) - 1, 0)
+            self._resume(state)
             self.path.step()
         kind = (
             self.library.JointPositions
@@ -189,16 +190,22 @@ class Loop:
             self.path.begin(np.array(state.q_d))
         else:
             self.path.begin(state.O_T_EE_c)
-        self._begun = True
+        self._begun, self._told = True, np.array(self.path.numbers())
         if self._aimed is not None:
             self.path.aim(self._aimed[1], SILENCE_S)
 
     def _resume(self, state: Any) -> None:
-        """Where the robot had no command it has gone on at a steady acceleration."""
-        if isinstance(self.path, JointPath):
-            self.path.resume(state.q_d, state.dq_d, state.ddq_d)
-        else:
-            self.path.resume(state.O_T_EE_c, state.O_dP_EE_c, state.O_ddP_EE_c)
+        """What it was commanded by its own word, as libfranka's limiter counts too: where a command
+        was lost or late it has gone on at a steady acceleration. A word that is from before the last
+        command says nothing new."""
+        joints = isinstance(self.path, JointPath)
+        place = np.array(state.q_d if joints else state.O_T_EE_c)
+        way = float(np.abs(self.path.velocity).max()) * DT
+        told, self._told = self._told, place
+        if way > _STILL and np.abs(place - told).max() < 0.1 * way:
+            return
+        rates = (state.dq_d, state.ddq_d) if joints else (state.O_dP_EE_c, state.O_ddP_EE_c)
+        self.path.resume(place, *rates)
 
     def _failed(self, error: Exception) -> None:
         """A motion that the robot ended, or a robot that does not answer. Its own errors come with

@@ -119,10 +119,8 @@ class JointPath(_Path):
         self.joints = np.array(joints, dtype=float)
         self.hold()
 
-    def resume(
-        self, joints: Sequence[float], speed: Sequence[float], change: Sequence[float]
-    ) -> None:
-        """From where the robot went on to by itself, after it lost commands."""
+    def resume(self, joints: np.ndarray, speed: Sequence[float], change: Sequence[float]) -> None:
+        """From what the robot says that it was commanded, and how fast."""
         self.joints = np.array(joints, dtype=float)
         self._resume(speed, change)
 
@@ -168,9 +166,7 @@ class PosePath(_Path):
         self.position, self.quaternion = placed(pose)
         self.hold()
 
-    def resume(
-        self, pose: Sequence[float], speed: Sequence[float], change: Sequence[float]
-    ) -> None:
+    def resume(self, pose: np.ndarray, speed: Sequence[float], change: Sequence[float]) -> None:
         """As `JointPath.resume`; the hand's speed and change [6] each."""
         self.position, self.quaternion = placed(pose)
         self._resume(speed, change)
@@ -211,7 +207,7 @@ class PosePath(_Path):
         return list(pose.ravel(order="F").tolist())
 
 
-def placed(pose: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def placed(pose: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Position [3] and quaternion [4] of a transformation [16], column by column."""
     whole = np.reshape(pose, (4, 4), order="F")
     return whole[:3, 3].copy(), from_matrix(whole[:3, :3])
