@@ -23,7 +23,7 @@ from vla_rl.errors import ConfigError, UserError, first_line, install_command
 
 FOLLOWER, LEADER = "so101_follower", "so101_leader"
 _WHAT = {FOLLOWER: "robot", LEADER: "leader arm"}
-_FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
+FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
     "joint_speed": 60.0,
     "joint_acceleration": 600.0,
     "joint_jerk": 30_000.0,
@@ -121,7 +121,7 @@ def setup(
         first = {
             "joint_low": upwards(follower.limits.joint_low),
             "joint_high": downwards(follower.limits.joint_high),
-            **_FIRST,
+            **FIRST,
         }
         about = "first limits of this SO-101, from its calibration; better: vla-rl robot limits"
         kit.write(kit.limits, as_file(first, follower.embodiment.action_units, (), about))

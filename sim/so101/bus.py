@@ -77,7 +77,7 @@ class Bus:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._now = time.monotonic()
-        self._feel()
+        self.feel()
         self.port = ""
 
     # ------------------------------------------------------------------------------- without a port
@@ -91,7 +91,7 @@ class Bus:
             joints.power(holds.astype(float), torque)
             joints.aim(np.where(holds, goal, joints.angles))
             self.arm.advance(seconds)
-            self._feel()
+            self.feel()
             self._tell()
 
     def _tell(self) -> None:
@@ -120,7 +120,7 @@ class Bus:
             self.arm.hand = None if angles is None else np.asarray(angles, dtype=float)
             if self.arm.hand is not None and at_once:
                 self.arm.joints.put(self.arm.hand)
-                self._feel()
+                self.feel()
 
     def put(self, cube: np.ndarray) -> None:
         """The cube lies at [x, y, yaw] (m, rad). ValueError for an arm without a table."""
@@ -137,7 +137,7 @@ class Bus:
             if volts < DEAD_VOLTS:
                 for servo in self.servos:
                     servo.start()
-            self._feel()
+            self.feel()
 
     def overload(self, joint: int, on: bool = True) -> None:
         """That servo says that it is overloaded, and goes on."""
@@ -150,6 +150,12 @@ class Bus:
         with self._lock:
             return self.arm.joints.angles
 
+    @property
+    def controller(self) -> int:
+        """The servos' end of the line, for who answers in a thread of its own; -1: unplugged."""
+        with self._lock:
+            return self._controller
+
     def _sent(self, status: bytes) -> bytes:
         if self.volts < DEAD_VOLTS or self._random.random() < self.faults.lose:
             return b""
@@ -159,7 +165,8 @@ class Bus:
             return status[:place] + bytes((wrong,)) + status[place + 1 :]
         return status
 
-    def _feel(self) -> None:
+    def feel(self) -> None:
+        """The servos measure where the arm is."""
         joints = self.arm.joints
         rate = STEPS / (2 * math.pi)
         for servo, angle, speed in zip(self.servos, joints.angles.tolist(), joints.speeds.tolist()):
