@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,9 @@ class Sway:
 class Campaign:
     """``count`` faults, over as many sessions as they take."""
 
-    def __init__(self, folder: Path, scene: Any, count: int, seed: int):
+    def __init__(self, folder: Path, scene: Any, count: int, seed: int, wall_s: float = math.inf):
         self.folder, self.scene, self.count = folder, scene, count
+        self.until = time.perf_counter() + wall_s
         self.rng = np.random.default_rng(seed)
         self.struck: list[Struck] = []
         self.problems: list[str] = []
@@ -108,7 +110,7 @@ class Campaign:
         self.beyond, self.told, self.fastest, self.dropped = 0.0, 0.0, 0.0, 0
 
     def run(self) -> None:
-        while len(self.struck) < self.count:
+        while not self.over:
             self.sessions += 1
             session = _Session(self, self.folder / f"{self.sessions:04d}")
             session.run()
@@ -117,6 +119,10 @@ class Campaign:
                 f"{len(self.struck)} of {self.count} faults, {self.sessions} sessions, "
                 f"{self.seconds:.0f} virtual s, {len(self.problems)} problems"
             )
+
+    @property
+    def over(self) -> bool:
+        return len(self.struck) >= self.count or time.perf_counter() > self.until
 
     def drawn(self) -> str:
         if not self.bag:
@@ -180,7 +186,7 @@ class _Session:
         moving = state.mode == "AUTO" and not state.holding
         if self._fault is not None:
             self._follow(self._fault, state, now, moving)
-        elif len(self.campaign.struck) >= self.campaign.count:
+        elif self.campaign.over:
             raise Over
         elif moving and fastest > 5.0:
             self._moving_since = min(self._moving_since, now)
@@ -329,7 +335,10 @@ def _in_the_env(checkpoint: str, episodes: int, size: int) -> list[Any]:
     return done
 
 
-def measure(checkpoint: str, episodes: int, size: int, faults: int, seed: int) -> dict[str, Any]:
+def measure(
+    checkpoint: str, episodes: int, size: int, faults: int, seed: int, wall: float
+) -> dict[str, Any]:
+    """Faults end after ``wall`` minutes on the wall's clock, if not before."""
     if not checkpoint and not faults:
         raise ConfigError("--faults 0 without --checkpoint measures nothing: give one of them")
     ensure_backend()
@@ -342,7 +351,7 @@ def measure(checkpoint: str, episodes: int, size: int, faults: int, seed: int) -
             document["env"] = _in_the_env(checkpoint, episodes, size)
             document["bus"] = _on_the_bus(checkpoint, Path(place) / "s", scene, episodes, size)
         if faults:
-            campaign = Campaign(Path(place), scene, faults, seed)
+            campaign = Campaign(Path(place), scene, faults, seed, 60.0 * wall)
             campaign.run()
             document |= _document(campaign)
     scene.close()

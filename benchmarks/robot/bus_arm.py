@@ -64,7 +64,13 @@ class BusArm:
         self.own = SO101Arm(FOLLOWER, options, clock=lambda: self.session_now)
         self.session_now = self.now
         port = self.own.device.bus.port_handler
-        port.getCurrentTime = self._look
+        port.getCurrentTime, write = self._look, port.writePort
+
+        def written(packet: Any) -> Any:
+            self._hear()  # (a line that is full would wait for ever)
+            return write(packet)
+
+        port.writePort = written
         self._robot = Guarded(self.own)
         self._robot.connect()
         self.limits = self.own.limits

@@ -310,16 +310,10 @@ def _limits(x: FrankaConfig) -> Limits:
             joint_acceleration=x.dynamics * fr3.ACCELERATION,
             joint_jerk=x.dynamics * fr3.JERK,
         )
-    of_hand = zip(fr3.HAND_SPEED, fr3.HAND_ACCELERATION, fr3.HAND_JERK)
-    place, turn = ([x.dynamics * most for most in row] for row in of_hand)
-    return Limits(
-        *place,
-        rotation_speed=turn[0],
-        rotation_acceleration=turn[1],
-        rotation_jerk=turn[2],
-        joint_margin=fr3.MARGIN,
-        **joints,
-    )
+    of_hand = fr3.HAND_SPEED, fr3.HAND_ACCELERATION, fr3.HAND_JERK
+    for name, (place, turn) in zip(("speed", "acceleration", "jerk"), of_hand):
+        joints |= {name: x.dynamics * place, f"rotation_{name}": x.dynamics * turn}
+    return Limits(joint_margin=fr3.MARGIN, **joints)
 
 
 def _embodiment(name: str, x: FrankaConfig) -> EmbodimentSpec:

@@ -119,7 +119,8 @@ class Loop:
                 self.ended = True
                 self.path.hold()
                 break
-            self._take(*msgpack.unpackb(packet), now=now)
+            kind, numbers = msgpack.unpackb(packet)
+            self._take(kind, numbers, now)
         if now - self._heard > SILENCE_S:
             self._aimed = None
             self.path.hold()
