@@ -100,7 +100,7 @@ class Campaign:
 
     def __init__(self, folder: Path, scene: Any, count: int, seed: int, wall_s: float = math.inf):
         self.folder, self.scene, self.count = folder, scene, count
-        self.until = time.perf_counter() + wall_s
+        self.wall_s, self.until = wall_s, math.inf  # from when the first session is there
         self.rng = np.random.default_rng(seed)
         self.struck: list[Struck] = []
         self.problems: list[str] = []
@@ -149,6 +149,7 @@ class _Session:
         self._stuck = self._settled = 0.0
         self._begun = -1
         self._goal: tuple[float, np.ndarray, bool] = (0.0, np.zeros(5), False)
+        campaign.until = min(campaign.until, time.perf_counter() + campaign.wall_s)
 
     def run(self) -> None:
         margin = 5.0
