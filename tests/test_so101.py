@@ -263,6 +263,11 @@ def test_what_it_is_is_written_without_its_port(kit, tmp_path):
     assert (tuple(told["action_low"]), tuple(told["action_high"])) == (LOW, HIGH)
     assert told["action_names"] == [f"{name}.pos" for name in NAMES]
     assert told["action_units"] == ["deg"] * 5 + ["percent"]
+    from vla_rl.config.robot import compose
+
+    settings = compose([f"robot={kit.arm}"])  # that file alone says all
+    assert settings.robot.options["options"]["calibration_dir"] == str(kit.calibration)
+    assert settings.robot.limits == str(kit.limits)
 
 
 # --------------------------------------------------------------------------------- what goes wrong
