@@ -58,7 +58,7 @@ class BusArm:
         self.bus.plug()
         # (a policy acts on pictures: without any they are blank)
         self.size, self.cameras = cameras or 8, CAMERAS if cameras else CAMERAS[:1]
-        self._blank = not cameras
+        self._blank, self._number = not cameras, -1
         options = {"port": str(folder / "follower"), "id": "follower", "use_degrees": True,
                    "cameras": {}, "calibration_dir": str(calibrated(self.bus, folder))}  # fmt: skip
         self.own = SO101Arm(FOLLOWER, options, clock=lambda: self.session_now)
@@ -159,7 +159,8 @@ class BusArm:
             seen = dict.fromkeys(self.cameras, np.zeros((self.size, self.size, 3), np.uint8))
         else:
             seen = self.world.scene.render(self.world.data, self.cameras, self.size)
-        return [Picture(name, self.begun, self.now, image) for name, image in seen.items()]
+        self._number += 1
+        return [Picture(name, self._number, self.now, image) for name, image in seen.items()]
 
 
 def calibrated(bus: Bus, folder: Path) -> Path:
