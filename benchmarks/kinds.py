@@ -341,6 +341,24 @@ KINDS: dict[str, Kind] = {
             "--keep": _path("FOLDER", "for the journals in which something is wrong"),
         },
     ),
+    "bus": Kind(
+        "an SO-101 behind its simulated serial bus: a policy's success there, faults at random",
+        "benchmarks.robot.bus",
+        {
+            "--checkpoint": {
+                "default": "",
+                "metavar": "CKPT",
+                "help": "a policy of env=so101 (default: faults alone)",
+            },
+            "--episodes": _count(
+                30, "of it on the bus, and in env=so101 from the same states", "N"
+            ),
+            "--size": _count(84, "pixels of each of its cameras"),
+            "--faults": _count(200, "at random, of the bus and of who drives it", "N"),
+            "--wall": _number(math.inf, "end those earlier, after so long", "MINUTES"),
+            "--seed": _count(0, "of the faults"),
+        },
+    ),
     "acting": Kind(
         "jumps where chunks meet: synchronous, asynchronous, ensemble, rtc",
         "benchmarks.robot.acting",

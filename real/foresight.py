@@ -186,11 +186,3 @@ def of_joints(jacobian: np.ndarray, motion: np.ndarray, damping: float = _DAMPIN
     the least of them."""
     square = jacobian @ jacobian.T + damping * np.eye(len(jacobian))
     return np.asarray(jacobian.T @ np.linalg.solve(square, motion))
-
-
-def shorten(vectors: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Rows of ``vectors`` [groups, width], none longer than ``most`` [groups or 1]."""
-    length = np.sqrt(np.einsum("gw,gw->g", vectors, vectors))
-    if (length <= most).all():
-        return vectors
-    return vectors * (np.minimum(length, most) / np.maximum(length, 1e-200))[:, None]

@@ -31,9 +31,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from real.foresight import Foresight, motion_of, of_joints, shorten, turning_of
+from real.foresight import Foresight, motion_of, of_joints, turning_of
 from real.joint_ends import CREEP, JointEnds
 from real.limits import Limits
+from real.pacing import paced, shorten, towards
 from real.robots.protocol import MOST, UNIT, Capabilities, Measured, Reference
 from real.rotations import difference, from_vector, multiply, normalised
 from real.walls import Walls
@@ -228,12 +229,8 @@ class Gate:
                 else np.zeros(3)
             )
             ahead = np.stack([measured.position + near[0] - place, turn])
-        length = np.linalg.norm(ahead, axis=1)
         # so that it is there in time, and can stop there
-        fastest = np.minimum(
-            np.sqrt(2.0 * 0.8 * self._acceleration * length), length / max(self.dt, request.seconds)
-        )
-        return shorten(ahead * _HUGE, fastest), error
+        return towards(ahead, self._acceleration, max(self.dt, request.seconds)), error
 
     def _move(
         self,
@@ -269,21 +266,12 @@ class Gate:
     def _rate(
         self, wanted: np.ndarray, slow: bool, work: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The next velocity and its derivative: towards ``wanted`` as fast as acceleration and jerk
-        allow without having to overshoot it (the acceleration may be at most what its own jerk can
-        take back in time)."""
+        """The next velocity and its derivative: towards ``wanted``, within all limits."""
         speed = self._speed * (self.limits.slow if slow else 1.0)
         # what is left takes up the last of an acceleration in another direction
         goal = shorten(wanted, _ALLOWED * speed)
-        gap = goal - self._velocity
-        size = np.linalg.norm(gap, axis=1)
-        jerk = self._jerk * self.dt  # change of the acceleration in a tick
-        landing = np.sqrt(2.0 * self._jerk * size + 0.25 * jerk**2) - 0.5 * jerk
-        best = shorten(
-            gap * _HUGE, np.minimum(np.minimum(self._acceleration, size / self.dt), landing)
-        )
-        change = self._change + shorten(best - self._change, jerk)
-        velocity = self._velocity + change * self.dt
+        limits = self._acceleration, self._jerk
+        velocity, change = paced(goal, self._velocity, self._change, limits, self.dt)
         # (it was, where "slow" has just begun)
         faster = np.maximum(speed, np.linalg.norm(self._velocity, axis=1))
         velocity = shorten(velocity, np.where(faster > self._speed, self._speed, faster))

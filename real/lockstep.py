@@ -63,11 +63,7 @@ class Lockstep:
     def __init__(self, folder: str | Path, config: BodyConfig, thinking_s: float = 0.0):
         self.config, self.now, self.thinking_s = config, 1.0, thinking_s
         self._thought: tuple[float, dict[str, Any]] | None = None  # when it goes out, and what
-        defects = dict(config.defects)
-        script = tuple(Fault(**f) for f in defects.pop("script", ()))
-        self.world = make_world(config.world, config.options)
-        self.robot = SimulatedRobot(self.world, Defects(script=script, **defects), lambda: self.now)
-        self.robot.log.keep = 2000
+        self.world, self.robot = self._made(config)
         spec, capabilities = self.robot.embodiment, self.robot.capabilities
         keys = limit_files.needed(capabilities.kind, spec.rotation != "none", capabilities.force)
         limits = limit_files.load(config.limits, self.robot.limits, keys)
@@ -98,6 +94,15 @@ class Lockstep:
         self._guests: dict[str, Callable[[Message], None]] = {}
         self.silent: set[str] = set()  # sources that hang, or are gone: they say nothing
         self.others: dict[str, tuple[Decide, str]] = {}  # as of `Acting`
+
+    def _made(self, config: BodyConfig) -> tuple[Any, Any]:
+        """The world, and the arm in it."""
+        defects = dict(config.defects)
+        script = tuple(Fault(**f) for f in defects.pop("script", ()))
+        world = make_world(config.world, config.options)
+        robot = SimulatedRobot(world, Defects(script=script, **defects), lambda: self.now)
+        robot.log.keep = 2000
+        return world, robot
 
     def watched(self, device: Device) -> None:
         """Let an operator with this device watch from now on; it may take over and hand back."""

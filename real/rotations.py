@@ -47,3 +47,28 @@ def difference(to: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def normalised(q: np.ndarray) -> np.ndarray:
     return q / np.linalg.norm(q)
+
+
+def matrix(q: np.ndarray) -> np.ndarray:
+    """The rotation matrix [3 3] of a unit quaternion."""
+    w, x, y, z = q
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def from_matrix(m: np.ndarray) -> np.ndarray:
+    """The unit quaternion [4] of a rotation matrix [3 3], its largest part above 0."""
+    squares = np.array([1.0 + m[0, 0] + m[1, 1] + m[2, 2], *(1.0 + 2.0 * np.diag(m) - np.trace(m))])
+    largest = int(np.argmax(squares))
+    # 4 q q^T, of which the row of the largest part tells all others
+    skew = np.array([m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1]])
+    products = np.empty((4, 4))
+    products[0, 0], products[0, 1:], products[1:, 0] = squares[0], skew, skew
+    products[1:, 1:] = m + m.T
+    products[[1, 2, 3], [1, 2, 3]] = squares[1:]
+    return normalised(products[largest])

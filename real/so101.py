@@ -11,11 +11,10 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from real import limits as limit_files
+from real.kit import ArmKit, Row, cameras_row
 from real.robots import lerobot
 from real.robots.servos import reported
 from real.sweep import as_file, downwards, upwards
@@ -24,7 +23,7 @@ from vla_rl.errors import ConfigError, UserError, first_line, install_command
 
 FOLLOWER, LEADER = "so101_follower", "so101_leader"
 _WHAT = {FOLLOWER: "robot", LEADER: "leader arm"}
-_FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
+FIRST = {  # limits before somebody has found better ones (degrees and shares a second)
     "joint_speed": 60.0,
     "joint_acceleration": 600.0,
     "joint_jerk": 30_000.0,
@@ -35,7 +34,6 @@ _FIRST = {  # limits before somebody has found better ones (degrees and shares a
 # What an action may ask for, of any SO-101 (degrees from the middle of a joint's range, percent).
 _HIGH = (110.0, 100.0, 96.0, 95.0, 160.0, 100.0)
 _LOW = (*(-high for high in _HIGH[:5]), 0.0)
-Row = tuple[str, bool, str, str]  # what, whether it is in order, what was found, what to do
 
 
 class SO101Arm(lerobot.LeRobotArm):
@@ -48,62 +46,35 @@ class SO101Arm(lerobot.LeRobotArm):
         self.embodiment = dataclasses.replace(self.embodiment, action_low=_LOW, action_high=_HIGH)
 
 
-@dataclass(frozen=True)
-class Kit:
-    folder: Path
-
-    @property
-    def arm(self) -> Path:
-        return self.folder / "arm.yaml"
+class Kit(ArmKit):
+    what, setup = "SO-101", "vla-rl robot so101 setup --port PORT"
 
     @property
     def leader(self) -> Path:
         return self.folder / "leader.yaml"
 
     @property
-    def limits(self) -> Path:
-        return self.folder / "limits.yaml"
-
-    @property
     def calibration(self) -> Path:
         return self.folder / "calibration"
 
     def overrides(self) -> list[str]:
-        """Of a session with this arm. Raises `ConfigError` before it was set up."""
-        if not self.arm.is_file():
-            raise ConfigError(
-                f"{self.folder} holds no SO-101: make it with `vla-rl robot so101 setup --arm "
-                f"{self.folder} --port PORT`"
-            )
+        """Its files' places are those of the folder, wherever that is now."""
         found = [
-            f"robot={self.arm}",
-            f"robot.limits={self.limits}",
+            *super().overrides(),
             f"robot.options.options.calibration_dir={self.calibration}",
         ]
         if self.leader.is_file():
             found += ["teleop=lerobot", f"teleop.calibration_dir={self.calibration}"]
-            found += [f"teleop.{key}={value}" for key, value in _yaml(self.leader).items()]
+            found += [f"teleop.{key}={value}" for key, value in self.read(self.leader).items()]
         return found
 
     def options(self, kind: str) -> dict[str, Any]:
         """lerobot's own config of the follower or the leader."""
         if kind == FOLLOWER:
-            given = dict(_yaml(self.arm)["options"]["options"])
+            given = dict(self.read(self.arm)["options"]["options"])
         else:
-            given = {key: _yaml(self.leader)[key] for key in ("port", "id")}
+            given = {key: self.read(self.leader)[key] for key in ("port", "id")}
         return {**given, "calibration_dir": str(self.calibration)}
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no keys: make it anew with `vla-rl robot so101 setup`")
-    return found
 
 
 # -------------------------------------------------------------------------------------------- setup
@@ -117,17 +88,17 @@ def setup(
 ) -> Kit:
     """Write the kit, calibrate what is not, with lerobot's own dialogue on the terminal.
     ``motors``: number them first; ``again``: calibrate anew. Raises `UserError`."""
-    import yaml
-
     kit = Kit(folder)
+    own = {"port": port, "id": "follower", "use_degrees": True, "cameras": {}}
     arm: dict[str, Any] = {
         "driver": "real.so101:SO101Arm",
         "options": {
             "type": FOLLOWER,
-            "options": {"port": port, "id": "follower", "use_degrees": True, "cameras": {}},
+            # (for a session that names this file alone)
+            "options": {**own, "calibration_dir": str(kit.calibration.resolve())},
         },
         "short": {"port": "options.options.port"},
-        "limits": "",
+        "limits": str(kit.limits.resolve()),
         "supervisor": {"required": ["guard", "recorder", "console", "launcher"]},
     }
     files: dict[Path, dict[str, Any]] = {kit.arm: arm}
@@ -140,28 +111,21 @@ def setup(
             "follows": True,
         }
     for path, values in files.items():
-        _replace(path, yaml.safe_dump(values, sort_keys=False))
+        kit.write(path, values)
     kit.calibration.mkdir(exist_ok=True)
     _calibrate(kit, FOLLOWER, motors, again, say)
     if leader_port:
         _calibrate(kit, LEADER, motors, again, say)
     if not kit.limits.exists() or again:
-        own = lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
+        follower = lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER))
         first = {
-            "joint_low": upwards(own.limits.joint_low),
-            "joint_high": downwards(own.limits.joint_high),
-            **_FIRST,
+            "joint_low": upwards(follower.limits.joint_low),
+            "joint_high": downwards(follower.limits.joint_high),
+            **FIRST,
         }
         about = "first limits of this SO-101, from its calibration; better: vla-rl robot limits"
-        _replace(kit.limits, as_file(first, own.embodiment.action_units, (), about))
+        kit.write(kit.limits, as_file(first, follower.embodiment.action_units, (), about))
     return kit
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def _device(kit: Kit, kind: str) -> Any:
@@ -241,7 +205,11 @@ def examine(folder: Path) -> list[Row]:
     rows += _examined(kit, FOLLOWER, "follower")
     if kit.leader.is_file():
         rows += _examined(kit, LEADER, "leader")
-    return [*rows, _limits(kit), _cameras(kit)]
+    try:
+        limits = kit.limits_row(lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER)))
+    except UserError as error:
+        limits = "limits", False, str(error), "see there"
+    return [*rows, limits, cameras_row(kit.options(FOLLOWER).get("cameras") or ())]
 
 
 def _examined(kit: Kit, kind: str, name: str) -> Iterator[Row]:
@@ -276,18 +244,3 @@ def _health(device: Any, name: str) -> Row:
     wrong = list(reported(status.items()))
     said = f"{min(volts.values()) / 10:.1f} V" + (f"; {'; '.join(wrong)}" if wrong else "")
     return f"{name}'s power", not wrong, said, "check the power supply; let hot motors cool down"
-
-
-def _limits(kit: Kit) -> Row:
-    try:
-        own = lerobot.LeRobotArm(FOLLOWER, kit.options(FOLLOWER)).limits
-        limit_files.load(kit.limits, own, limit_files.needed("joints", False, False))
-    except UserError as error:
-        return "limits", False, str(error), f"vla-rl robot limits {kit.limits} ..."
-    return "limits", True, str(kit.limits), ""
-
-
-def _cameras(kit: Kit) -> Row:
-    found = list(kit.options(FOLLOWER).get("cameras") or ())
-    fix = "name one: cameras.front=opencv cameras.front.source=0 ... (docs/how_to/real_robots.md)"
-    return "cameras", bool(found), ", ".join(found) or "none in arm.yaml", fix

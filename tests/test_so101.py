@@ -263,6 +263,11 @@ def test_what_it_is_is_written_without_its_port(kit, tmp_path):
     assert (tuple(told["action_low"]), tuple(told["action_high"])) == (LOW, HIGH)
     assert told["action_names"] == [f"{name}.pos" for name in NAMES]
     assert told["action_units"] == ["deg"] * 5 + ["percent"]
+    from vla_rl.config.robot import compose
+
+    settings = compose([f"robot={kit.arm}"])  # that file alone says all
+    assert settings.robot.options["options"]["calibration_dir"] == str(kit.calibration)
+    assert settings.robot.limits == str(kit.limits)
 
 
 # --------------------------------------------------------------------------------- what goes wrong
@@ -589,3 +594,15 @@ def test_an_arm_is_taught_over_its_simulated_bus(kit, buses, tmp_path, capsys, m
     assert abs(data.proprio[:, 0]).max() > 15.0 and abs(data.actions[:, 0]).max() > 15.0
     steps = np.abs(np.diff(data.actions[:, 0]))
     assert np.quantile(steps, 0.9) < 5.0, "60 degrees a second, at 20 Hz"
+
+
+@pytest.mark.slow
+@pytest.mark.real_sim
+def test_faults_of_the_bus_break_no_limit_and_drop_no_torque(sdk):
+    """A handful of `vla-rl bench bus`, in virtual time."""
+    from benchmarks.robot.bus import measure
+
+    found = measure("", episodes=0, size=84, faults=6, seed=1, wall=np.inf)
+    assert found["problems"] == [] and found["torque_dropped"] == 0
+    assert found["told_deg_s"] <= 60.0 and found["most_beyond_deg"] <= 1.0
+    assert len(found["struck"]) == 6 and any(row["stopped"] for row in found["struck"])

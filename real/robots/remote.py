@@ -115,7 +115,7 @@ class RemoteRobot:
     def close(self) -> None:
         with contextlib.suppress(RobotLost, OSError):
             self.hold()
-            self._socket.close()
+        self._socket.close()
 
 
 class Judge:

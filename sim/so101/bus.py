@@ -96,10 +96,15 @@ class _Cable:
             if self._link is not None:
                 self._link.unlink(missing_ok=True)
 
+    @property
+    def controller(self) -> int:
+        """The servos' end of the line, for who answers in a thread of its own; -1: unplugged."""
+        with self._lock:
+            return self._controller
+
     def _run(self) -> None:
         while not self._stop.is_set():
-            with self._lock:
-                controller = self._controller
+            controller = self.controller
             if controller < 0:
                 time.sleep(_POLL_S)
             else:
@@ -154,7 +159,7 @@ class Bus:
         self._lock = threading.RLock()
         self._buffer = bytearray()
         self.cable = _Cable(self, Path(port) if port else None)
-        self._feel()
+        self.feel()
 
     def advance(self, seconds: float) -> None:
         """Physics, with what the servos were told."""
@@ -166,7 +171,7 @@ class Bus:
             joints.power(holds.astype(float), torque)
             joints.aim(np.where(holds, goal, joints.angles))
             self.arm.advance(seconds)
-            self._feel()
+            self.feel()
             self._tell()
 
     def _tell(self) -> None:
@@ -195,7 +200,7 @@ class Bus:
             self.arm.hand = None if angles is None else np.asarray(angles, dtype=float)
             if self.arm.hand is not None and at_once:
                 self.arm.joints.put(self.arm.hand)
-                self._feel()
+                self.feel()
 
     def put(self, cube: np.ndarray) -> None:
         """The cube lies at [x, y, yaw] (m, rad). ValueError for an arm without a table."""
@@ -212,7 +217,7 @@ class Bus:
             if volts < DEAD_VOLTS:
                 for servo in self.servos:
                     servo.start()
-            self._feel()
+            self.feel()
 
     def overload(self, joint: int, on: bool = True) -> None:
         """That servo says that it is overloaded, and goes on."""
@@ -234,7 +239,8 @@ class Bus:
             return status[:place] + bytes((wrong,)) + status[place + 1 :]
         return status
 
-    def _feel(self) -> None:
+    def feel(self) -> None:
+        """The servos measure where the arm is."""
         joints = self.arm.joints
         rate = STEPS / (2 * math.pi)
         for servo, angle, speed in zip(self.servos, joints.angles.tolist(), joints.speeds.tolist()):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.commands import so101
+from vla_rl.commands import franka, so101
 from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError, visible
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def add(command: Add) -> None:
-    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``limits``, ``so101``, ``verify``,
-    ``replay`` and ``export``."""
+    """``vla-rl robot run``, ``teach``, ``learn``, ``doctor``, ``limits``, ``so101``, ``franka``,
+    ``verify``, ``replay`` and ``export``."""
     robot = command("robot", None, "sessions with a real or simulated arm")
     kinds = robot.add_subparsers(title="what to do", metavar="WHAT", required=True)
 
@@ -30,7 +30,8 @@ def add(command: Add) -> None:
 
     _add_limits(kinds)
     add_describe(kinds)
-    so101.add(kinds, add_run, add_teach, add_learn, add_describe)
+    for arm in (so101, franka):
+        arm.add(kinds, (add_run, add_teach, add_learn, add_describe))
 
     verify = kinds.add_parser("verify", help="name every gap of a session's journals")
     verify.set_defaults(function=run_verify)
