@@ -50,6 +50,11 @@ class Small:
     more: Sequence[str] = ()
 
 
+def _slowly(updates: int) -> tuple[str, ...]:
+    """SFT of a family whose features of pictures collapse at the recipe's rate."""
+    return "sft.learning_rate=1e-3", f"sft.updates={updates}"
+
+
 _ROBOT = ("max_action_dim:2", "max_state_dim:2")
 _GEMMA = {"width": WIDTH, "mlp": 2 * WIDTH, "depth": 2, "head_dim": 8, "vocabulary": 544}
 _EXPERT = {"expert_width": WIDTH, "expert_mlp": 2 * WIDTH}
@@ -71,7 +76,9 @@ _DIT = (
 )
 SMALL = {
     "pi0": Small("pi0", (*_ROBOT, _PIXELS, "tokenizer_max_length:12"), more=_PI),
-    "pi05": Small("pi05", (*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=_PI),
+    "pi05": Small(
+        "pi05", (*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=(*_PI, *_slowly(120))
+    ),
     "smolvla": Small(
         "smolvla",
         (
@@ -100,11 +107,13 @@ SMALL = {
             "max_len_seq:128",
             "tokenizer_max_length:12",
         ),
+        more=_slowly(100),
     ),
     "multi_task_dit": Small(
         "multi_task_dit",
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
         backbones.write_clip,
+        _slowly(250),
     ),
     "evo1": Small(
         "evo1",

@@ -303,10 +303,11 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def first_look(self, shown: Callable[[], Observation]) -> None:
         """See `vla_rl.interfaces.Policy`."""
-        if not self.config.checkpoint and isinstance(self.head, CentringHead):
-            seen = shown()
-            self.model.eval()
-            centre(self.head.eyes, lambda: self.head.visual(self._batch(seen)))
+        if self.config.checkpoint or not isinstance(self.head, CentringHead):
+            return
+        seen = shown()
+        self.model.eval()
+        centre(self.head.eyes, lambda: self.head.visual(self._batch(seen)))
 
     @torch.no_grad()
     def image_token_spread(self, observation: Observation) -> float:
