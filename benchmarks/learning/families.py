@@ -36,6 +36,10 @@ RECIPE = (
     "sft.validation_episodes=0",
     "rl.episodes_per_iteration=64",
     "algorithm.minibatch_size=64",
+    # the rate begins low and follows the KL: what moves one family a little throws another far
+    "algorithm.warmup_iterations=0",
+    "algorithm.adaptive_learning_rate=true",
+    "algorithm.learning_rate=5e-5",
 )
 
 
@@ -157,6 +161,9 @@ SMALL = {
             "use_group_norm:true",
             "use_separate_rgb_encoder_per_camera:false",
         ),
+        more=(
+            "env.image_size=64",
+        ),  # of 16 its ResNet makes one cell, whose keypoints are constants
     ),
 }
 

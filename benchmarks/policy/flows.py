@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -94,14 +94,13 @@ def _parts(
 ) -> dict[str, Callable[[], Any]]:
     """What a decision is made of: inputs made ready, the prefix (pictures, then all of it through
     the language model), one step."""
-    batch = policy._batch(seen)
-    condition = policy.head.condition(batch)
-    pictures = policy.head._inputs(batch)[0]
+    batch, head = policy._batch(seen), cast(Any, policy.head)
+    condition, pictures = head.condition(batch), head._inputs(batch)[0]
     return {
         "of it: inputs": torch.no_grad()(partial(policy._batch, seen)),
-        "of it: prefix": torch.no_grad()(partial(policy.head.condition, batch)),
+        "of it: prefix": torch.no_grad()(partial(head.condition, batch)),
         "of the prefix: pictures": torch.no_grad()(
-            lambda: [policy.head.trunk.embed_image(x) for x in pictures]
+            lambda: [head.trunk.embed_image(x) for x in pictures]
         ),
         "of it: one step": torch.no_grad()(partial(policy._step, condition, first, 0)),
     }
