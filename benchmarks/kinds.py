@@ -151,6 +151,19 @@ KINDS: dict[str, Kind] = {
         overrides="run folders; with --against, a config",
         metavar="RUN|key=value",
     ),
+    "families": Kind(
+        "small random policies of lerobot's families on the toy task: SFT, then PPO",
+        "benchmarks.learning.families",
+        {
+            "--families": {
+                "metavar": "A,B",
+                "help": "of those (default: all that have a likelihood)",
+            },
+            "--seed": _count(0, "of every run", "N"),
+            "--out": _path("FOLDER", "the runs' place", default=Path("outputs/bench_families")),
+        },
+        overrides="of every run, e.g. rl.iterations=10",
+    ),
     "staleness": Kind(
         "success after RL on episodes that an older policy played",
         "benchmarks.learning.staleness",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from contracts import random_observation
 
+from benchmarks.learning.backbones import write_smolvlm
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.types import (
     CameraSpec,
@@ -33,7 +34,7 @@ PI0_SIZES = {
     "vision_mlp": 24,
     "vision_depth": 1,
     "vision_heads": 2,
-    "vocabulary": 300,
+    "vocabulary": 544,
 }
 SPEC = EmbodimentSpec(
     name="arm",
@@ -66,63 +67,8 @@ for _values in STATS.values():
     _values |= {"q01": _values["low"], "q99": _values["high"]}
 
 
-_SPECIAL = {
-    "fake_image_token": "<fake>",
-    "image_token": "<image>",
-    "global_image_token": "<global>",
-}
-_SPECIAL["end_of_utterance_token"] = "<end>"
-_VOCABULARY = ["<pad>", "<unk>", "<s>", "</s>", *_SPECIAL.values(), "\n", *map(chr, range(32, 127))]
-WORDS = len(_VOCABULARY)
-
-
-def write_tokenizer(folder: Path) -> Any:
-    """One token a character."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(_VOCABULARY)}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=_SPECIAL,
-    )
-    fast.save_pretrained(folder)
-    return fast
-
-
 def write_vlm(folder: Path) -> None:
-    """A SmolVLM: its config, tokenizer and processors."""
-    from transformers import (
-        SmolVLMConfig,
-        SmolVLMImageProcessor,
-        SmolVLMProcessor,
-        SmolVLMVideoProcessor,
-    )
-
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    SmolVLMConfig(
-        vision_config=layers
-        | {"hidden_size": 16, "image_size": SIZE, "patch_size": 8, "num_hidden_layers": 1},
-        text_config=layers
-        | {
-            "model_type": "llama",
-            "vocab_size": WORDS,
-            "hidden_size": 32,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-        },
-        scale_factor=2,
-        image_token_id=_VOCABULARY.index("<image>"),
-        pad_token_id=0,
-    ).save_pretrained(folder)
-    SmolVLMProcessor(
-        SmolVLMImageProcessor(), write_tokenizer(folder), SmolVLMVideoProcessor()
-    ).save_pretrained(folder)
+    write_smolvlm(folder, width=32, side=SIZE, patch=8)
 
 
 def observation(b: int = 3, seed: int = 0) -> Observation:

@@ -1,5 +1,6 @@
 """How fast lerobot's π0.5 decides on this machine at small sizes: with its prefix encoded once, as
-here and in lerobot, against a prefix encoded anew at every step; and in one step, as a student.
+here and in lerobot, against a prefix encoded anew at every step; in one step, as a student; and
+what a decision is made of. However few steps a student takes, the prefix stays.
 
 Weights are random: what is compared is arithmetic. Both ways make the same actions.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -88,6 +89,23 @@ def plain_act(policy: LeRobotChainPolicy, observation: Observation, first: Tenso
     return policy._decided(x).actions
 
 
+def _parts(
+    policy: LeRobotChainPolicy, seen: Observation, first: Tensor
+) -> dict[str, Callable[[], Any]]:
+    """What a decision is made of: inputs made ready, the prefix (pictures, then all of it through
+    the language model), one step."""
+    batch, head = policy._batch(seen), cast(Any, policy.head)
+    condition, pictures = head.condition(batch), head._inputs(batch)[0]
+    return {
+        "of it: inputs": torch.no_grad()(partial(policy._batch, seen)),
+        "of it: prefix": torch.no_grad()(partial(head.condition, batch)),
+        "of the prefix: pictures": torch.no_grad()(
+            lambda: [head.trunk.embed_image(x) for x in pictures]
+        ),
+        "of it: one step": torch.no_grad()(partial(policy._step, condition, first, 0)),
+    }
+
+
 def measure(
     preset: str, *, batch_sizes: Sequence[int] = (1, 8), repeats: int = 5, device: str = "cpu"
 ) -> dict[str, Any]:
@@ -119,6 +137,7 @@ def measure(
             "prefix once": partial(decide, teacher),
             "prefix anew": partial(plain_act, teacher, seen, first),
             "one step": partial(decide, student),
+            **_parts(teacher, seen, first),
         }
         took = take_turns(calls, repeats)
         rows = {
@@ -135,6 +154,8 @@ def measure(
                 "prefix anew over once": work["prefix anew"] / work["prefix once"],
                 "ten steps over one": work["prefix once"] / work["one step"],
                 "prefix anew over one step": work["prefix anew"] / work["one step"],
+                "ten steps over one that is free": work["prefix once"]
+                / (work["of it: inputs"] + work["of it: prefix"]),
             },
         }
     return result

@@ -3,6 +3,7 @@ pictures and words condition a transformer over the chunk, by diffusion or by a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from policies.denoising.chain import Chain, flow_chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.lerobot.heads import (
     ACTION,
     STATE,
@@ -35,6 +37,16 @@ class DiTDiffusionHead(DiffusionHead):
 
     def condition(self, batch: dict[str, Any]) -> Tensor:
         return self.policy.observation_encoder.encode(self._history(batch))
+
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        """Its features are those of CLIP's first token, to which a picture comes by attention
+        alone. Of the first camera, where each has an encoder of its own."""
+        encoder = self.policy.observation_encoder
+        own = encoder.vision_encoder or encoder.vision_encoders[0]
+        seen = own.model.vision_model.embeddings
+        asked = [Eye(layer.self_attn.out_proj) for layer in own.model.vision_model.encoder.layers]
+        return [Eye(seen.patch_embedding, seen.position_embedding.weight[1:]), *asked]
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
         """CLIP's features of the present frame [b f], without the state before them and the

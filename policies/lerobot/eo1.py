@@ -4,13 +4,14 @@ token and the noisy chunk as the last ones, all by the same weights."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from policies.denoising.chain import Chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.lerobot.flows import FlowHead
 from policies.lerobot.heads import ACTION, STATE, scales, times
 from policies.trunk.features import coarse
@@ -31,6 +32,10 @@ class EO1Head(FlowHead):
     @property
     def trunk(self) -> Any:
         return self.model.vlm_backbone.model
+
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        return [Eye(self.trunk.visual.patch_embed.proj)]
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         given = self.policy._get_model_inputs(batch, {STATE, ACTION})

@@ -4,13 +4,14 @@ InternVL3 makes of pictures and words, with the state as one more token."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from policies.denoising.chain import Chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.lerobot.flows import FlowHead
 from policies.lerobot.heads import scales, times
 from policies.trunk.features import coarse
@@ -33,6 +34,12 @@ class Evo1Head(FlowHead):
     @property
     def trunk(self) -> Any:
         return self.model.embedder
+
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        seen = self.trunk.model.vision_tower.embeddings
+        places = seen.position_embeddings
+        return [Eye(seen.patch_embeddings.projection, None if places is None else places[0, 1:])]
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         images, masks = self.policy._collect_image_batches(batch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from policies.denoising.chain import Chain, flow_chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.lerobot.heads import TOKEN_MASK, TOKENS, _denoising_loss, scales, times
 from policies.trunk.features import coarse, mean_word
 
@@ -107,6 +108,11 @@ def restored(tensors: Mapping[str, Tensor], name: str = "prefix") -> Any:
     return {int(p) if p.isdigit() else p: x for p, x in zip(parts, found, strict=True)}
 
 
+def siglip(tower: Any) -> Eye:
+    """The eye of a SigLIP."""
+    return Eye(tower.embeddings.patch_embedding, tower.embeddings.position_embedding.weight)
+
+
 class FlowHead(abc.ABC):
     """Flow matching by an action expert, as SmolVLA and π0 do it."""
 
@@ -189,6 +195,10 @@ class SmolVLAHead(FlowHead):
     def trunk(self) -> Any:
         return self.model.vlm_with_expert
 
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        return [siglip(self.trunk.get_vlm_model().vision_model)]
+
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         images, masks = self.policy.prepare_images(batch)
         return images, masks, batch[TOKENS], batch[TOKEN_MASK], self.policy.prepare_state(batch)
@@ -214,20 +224,6 @@ class Pi0Head(FlowHead):
         state = (self.policy.prepare_state(batch),) if self.separate_state else ()
         return images, masks, batch[TOKENS], batch[TOKEN_MASK], *state
 
-    @torch.no_grad()
-    def centre(self, batch: dict[str, Any]) -> None:
-        """Of each patch its mean over the pictures is taken off (the position embedding does that);
-        what is left, and what tells positions apart, get unit variance. Else what all pictures
-        share drowns what tells them apart, and few demonstrations never teach a random encoder to
-        see."""
-        images, masks, *_ = self._inputs(batch)
-        pictures = torch.cat([x[seen] for x, seen in zip(images, masks, strict=True)])
-        layers = self.trunk.paligemma.model.vision_tower.vision_model.embeddings
-        patches = layers.patch_embedding(pictures).flatten(2).transpose(1, 2)
-        mean = patches.mean(0)
-        spread = (patches - mean).square().mean().sqrt()
-        if spread > 0:
-            layers.patch_embedding.weight.div_(spread)
-            layers.patch_embedding.bias.div_(spread)
-            positions = layers.position_embedding.weight
-            positions.div_(positions.std()).sub_(mean / spread)
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        return [siglip(self.trunk.paligemma.model.vision_tower.vision_model)]

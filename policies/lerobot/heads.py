@@ -11,6 +11,7 @@ Letters: b batch, T control steps that the model denoises or regresses, d its ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from policies.denoising.chain import Chain, diffusion_chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.trunk.features import coarse
 from vla_rl.errors import ConfigError
 
@@ -92,11 +94,12 @@ class SharingHead(ChainHead, Protocol):
 
 
 @runtime_checkable
-class CentringHead(ChainHead, Protocol):
+class CentringHead(Head, Protocol):
     """One whose picture encoder, as it begins, depends on the pictures it will see."""
 
-    def centre(self, batch: dict[str, Any]) -> None:
-        """Set an untrained encoder by the pictures of ``batch``."""
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        """What is centred, in the order in which a picture goes through."""
         ...
 
 

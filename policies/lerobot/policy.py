@@ -30,6 +30,7 @@ from policies.denoising import chain as chains
 from policies.denoising.base import chunk_normals, drawn_steps
 from policies.inputs import require_known
 from policies.lerobot.build import OFFLINE, build_pipelines, build_policy
+from policies.lerobot.centring import centre
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.fit import match_cameras, require_fit
 from policies.lerobot.flows import kept, repeated, restored
@@ -57,6 +58,7 @@ from policies.lerobot.stored import WEIGHTS, Stored, decode, encode
 from policies.lerobot.student import TeachingChain
 from policies.lerobot.weights import add_lora, is_tied, load_weights, save_weights, tie
 from policies.settings import LEARNED_NOISE, LeRobotConfig
+from policies.trunk.features import spread
 from policies.trunk.noise import counter_normals, row_seeds
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.interfaces import Policy
@@ -301,8 +303,23 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def first_look(self, shown: Callable[[], Observation]) -> None:
         """See `vla_rl.interfaces.Policy`."""
-        if not self.config.checkpoint and isinstance(self.head, CentringHead):
-            self.head.centre(self._batch(shown()))
+        if self.config.checkpoint or not isinstance(self.head, CentringHead):
+            return
+        seen = shown()
+        self.model.eval()
+        centre(self.head.eyes, lambda: self.head.visual(self._batch(seen)))
+
+    @torch.no_grad()
+    def image_token_spread(self, observation: Observation) -> float:
+        """See `vla_rl.interfaces.Policy`. State and instruction are those of the first row, as
+        some encoders read them along with the pictures."""
+        rows = [0] * len(observation)
+        first = observation[rows]
+        alike = dataclasses.replace(
+            observation, proprio=first.proprio, instruction=first.instruction
+        )
+        self.model.eval()
+        return spread(self.head.visual(self._batch(alike, check=False)).float())
 
     def imitation_loss(
         self, observation: Observation, actions: Tensor, valid: Tensor

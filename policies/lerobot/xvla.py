@@ -3,13 +3,14 @@ clean actions of a flow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from policies.denoising.chain import Chain, split_prediction
+from policies.lerobot.centring import Eye
 from policies.lerobot.flows import FlowHead, first_question
 from policies.lerobot.heads import scales, times
 from policies.trunk.features import coarse
@@ -33,6 +34,10 @@ class XVLAHead(FlowHead):
     @property
     def trunk(self) -> Any:
         return self.model.vlm
+
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        return [Eye(self.trunk.vision_tower.convs[0].conv)]
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(self.policy._build_model_inputs(batch).values())

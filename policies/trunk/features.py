@@ -31,3 +31,10 @@ def mean_word(embedded: Tensor, said: Tensor) -> Tensor:
     weight = said.to(embedded.device)[..., None].float()
     mean = (embedded.float() * weight).sum(1) / weight.sum(1).clamp(min=1.0)
     return layer_norm(mean, mean.shape[-1:])
+
+
+def spread(features: Tensor) -> float:
+    """What differs between the rows of ``features`` [b ...] as a share of all there is: the root of
+    (variance over the rows / mean square)."""
+    apart = features.var(0, unbiased=False).mean()
+    return float((apart / features.square().mean().clamp(min=1e-12)).sqrt())

@@ -22,6 +22,7 @@ from typing_extensions import Self
 from policies.inputs import chosen_cameras, require_known, require_proprio
 from policies.normalization import VectorStats
 from policies.tokenizer import PAD_ID, WordTokenizer
+from policies.trunk.features import spread
 from policies.trunk.instructions import Instructions
 from policies.trunk.llama import MASKED, LlamaTrunk, mlp, native_bfloat16, parameter
 from policies.trunk.modules import Modules
@@ -205,13 +206,10 @@ class VisionLanguageTrunk(nn.Module, Policy):
     @torch.no_grad()
     def image_token_spread(self, observation: Observation) -> float:
         """What differs between the rows' projected images as a share of all there is: near 0 the
-        images are constants.
-
-        The root of (variance over the rows / mean square), over tokens and channels, before any
-        standardising.
-        """
+        images are constants (`policies.trunk.features.spread`, over tokens and channels, before
+        any standardising)."""
         x = torch.cat([part.float() for part in self._projected(observation)], dim=1)
-        return float((x.var(0, unbiased=False).mean() / x.square().mean().clamp(min=1e-12)).sqrt())
+        return spread(x)
 
     @torch.inference_mode()
     def image_features(self, frames: Tensor) -> Tensor:
