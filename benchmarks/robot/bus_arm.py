@@ -47,7 +47,8 @@ class BusArm:
 
     def __init__(self, folder: Path, scene: Scene, cameras: int):
         folder.mkdir(parents=True, exist_ok=True)
-        self.now = 1.0  # the arm's own time: ahead of the session's while a call lasts
+        # the arm's own time, ahead of the session's while a call lasts
+        self.now = self.session_now = 1.0
         self._due = 0.0  # physics (s)
         self._answers: deque[tuple[float, bytes]] = deque()
         self.late_s = LATENCY_S  # of every answer
@@ -62,7 +63,6 @@ class BusArm:
         options = {"port": str(folder / "follower"), "id": "follower", "use_degrees": True,
                    "cameras": {}, "calibration_dir": str(calibrated(self.bus, folder))}  # fmt: skip
         self.own = SO101Arm(FOLLOWER, options, clock=lambda: self.session_now)
-        self.session_now = self.now
         port = self.own.device.bus.port_handler
         port.getCurrentTime, write = self._look, port.writePort
 
