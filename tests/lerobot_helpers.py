@@ -128,7 +128,7 @@ def grpo_makes_the_better_likelier(policy: Any) -> None:
         ratio_level="chunk",
         epochs=1,
         minibatch_size=4,
-        learning_rate=1e-3,
+        learning_rate=1e-5,
         grad_clip=None,
     )
     metrics = PPO(config, policy).update(batch, rewards)

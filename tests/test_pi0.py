@@ -399,7 +399,7 @@ def test_files_that_are_not_this_policys(
         UserError, match=r"has 1\d\d tokens as it is put, this policy reads at most 120"
     ):
         one = observation(1)
-        policies["pi05"].act(Observation(one.images, one.proprio, ("x" * 60 + "y" * 60,)))
+        policies["pi05"].act(Observation(one.images, one.proprio, ("pick it up " * 40,)))
 
 
 @BOTH
