@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_the_command_line_that_is_noted_measures_the_same():
     assert noted == "vla-rl bench rhythm run=toy_td3 --iterations 20 --rounds 2 --as-given"
     for name in set(kinds.KINDS) - {"hil"}:  # which has a required option
         noted = kinds.command(name, parser.parse_args(["bench", name]))
-        assert kinds.command(name, parser.parse_args(noted.split()[1:])) == noted
+        assert kinds.command(name, parser.parse_args(shlex.split(noted)[1:])) == noted
 
 
 def test_a_document_says_when_where_and_by_which_command_and_problems_fail(

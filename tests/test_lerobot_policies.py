@@ -548,7 +548,7 @@ def test_bad_input(folders: dict[str, Path]) -> None:
 
     policy = load(folders["smolvla"])
     one = observation(1)
-    long = "x" * 24
+    long = "x" * 25
     for text, message in (
         ("  ", "empty instruction"),
         (long, "has 25 tokens as it is put, this policy reads at most 24"),
