@@ -930,7 +930,7 @@ def test_an_arm_of_lerobot_is_named_in_short():
     [
         (
             ["robot=panda"],
-            "there is no robot 'panda': use one of fake, lerobot, lerobot_cartesian, tabletop",
+            "there is no robot 'panda': use one of fake, franka, lerobot, lerobot_cartesian, tabletop",
         ),
         (["robot.limits=none.yaml"], "robot.limits=none.yaml: there is no such file"),
         (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
