@@ -19,7 +19,7 @@ from sim.libero import assets, fidelity, protocols, verify
 from sim.libero.plain import PlainEnv
 from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
-from sim.libero.tasks import HORIZONS
+from sim.libero.tasks import HORIZONS, SUITES
 from vla_rl.errors import ConfigError, MissingDependency, UserError
 from vla_rl.specs import EpisodeSpec
 
@@ -300,7 +300,10 @@ def test_the_table_is_whole() -> None:
         fidelity.package_problems({"mujoco": about["mujoco"], "robosuite": about["robosuite"]})
         == []
     )
-    assert about["driver"] and len({(row.task, row.number) for row in rows}) == len(rows)
+    tasks = [f"{suite}/{i}" for suite in SUITES for i in range(90 if suite == "libero_90" else 10)]
+    asked = {(task, i) for task in tasks for i in range(3)}
+    assert about["driver"] and {(row.task, row.number) for row in rows} == asked
+    assert len(rows) == len(asked) == 390
     assert {row.blocks.shape for row in rows} == {(2, 8, 8, 3)} and all(
         row.qpos.dtype == np.float32 for row in rows
     )
