@@ -82,7 +82,7 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 @pytest.mark.parametrize("shard", [5_000_000_000, 40])
 def test_policy_round_trip(tmp_path: Path, shard: int, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SHARD_BYTES", shard)
+    monkeypatch.setattr("vla_rl.storage.SHARD_BYTES", shard)
     policy = Plain(5, SPEC, "two words")
     save_checkpoint(tmp_path / "a", policy)
     loaded = load_policy(tmp_path / "a", factory, expected_embodiment=SPEC)

@@ -120,6 +120,23 @@ def test_the_parts_of_ranks_are_the_checkpoint_of_one_process(written, tmp_path:
     assert same(load_training_state(tmp_path / "merged")["algorithm"], STATE)
 
 
+def test_an_index_of_parts_is_none_of_the_policys_text_files(written, tmp_path: Path):
+    """A policy that hands on whatever lay beside it would write it into ordinary checkpoints."""
+
+    class Keeps(Plain):
+        @classmethod
+        def from_config_dict(cls, data, embodiment, files):
+            policy = super().from_config_dict(data, embodiment, files)
+            policy.extra_files = lambda: files
+            return policy
+
+    folder, policy = written
+    loaded = load_policy(folder, lambda name: Keeps)
+    assert loaded.extra_files().keys() == {"words.txt"}
+    save_checkpoint(tmp_path / "own", loaded)
+    assert same_weights(load_policy(tmp_path / "own", factory), policy)
+
+
 def test_any_number_of_ranks_reads_its_own_rows(written, tmp_path: Path):
     folder, _ = written
     state = Shards(folder / "training_state", "state")
@@ -187,6 +204,16 @@ def _other_save(folder: Path) -> None:
     shutil.copy(other / "model-00001-of-00003.safetensors", folder)
 
 
+def _unknown_type(folder: Path) -> None:
+    file = folder / "model-00002-of-00003.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"X32"'))
+
+
+def _wrong_length(folder: Path) -> None:
+    file = folder / "model-00000-of-00003.safetensors"
+    file.write_bytes(file.read_bytes().replace(b"[1, 40]", b"[9, 40]"))
+
+
 def _no_index(folder: Path) -> None:
     (folder / "model.shards.json").unlink()  # which is written last
 
@@ -212,6 +239,8 @@ def _lies(folder: Path) -> None:
         (_flip, "model-00000-of-00003.safetensors was altered: its contents have not the hash"),
         (_cut, "model-00002-of-00003.safetensors is damaged .it is cut short"),
         (_other_save, "model-00001-of-00003.safetensors is of another save than the index"),
+        (_unknown_type, "model-00002-of-00003.safetensors is damaged .KeyError"),
+        (_wrong_length, "model-00000-of-00003.safetensors is damaged .*weight has 160 bytes"),
         (_no_index, "model.safetensors is missing: the checkpoint is incomplete"),
         (_odd_index, "model.shards.json does not say which files hold which tensors"),
         (_newer, "has format 9, and this vla_rl reads up to 1: update"),

@@ -33,12 +33,13 @@ from vla_rl.errors import CheckpointError, ConfigError, UserError, first_line
 from vla_rl.files import (
     CONFIG,
     EMBODIMENT,
+    SHARDS,
     TRAINING_STATE,
-    WEIGHTS,
     WEIGHTS_INDEX,
     WEIGHTS_STEM,
     check_tensors,
     existing_checkpoint,
+    is_spread,
     last_good,
     read_embodiment,
     weight_files,
@@ -54,11 +55,12 @@ from vla_rl.ranks import (
     mesh_of,
     own_part,
 )
-from vla_rl.shards import Shards, is_spread
+from vla_rl.shards import Shards
 from vla_rl.spread import Parts, Spread, Unfinished, spread_states
 from vla_rl.storage import (
     load_state,
     load_tensors,
+    place_weights,
     read_object,
     replacing,
     save_state,
@@ -69,7 +71,6 @@ from vla_rl.storage import (
 from vla_rl.types import EmbodimentSpec
 
 FORMAT = 1
-SHARD_BYTES = 5_000_000_000  # the most of a file of weights
 BASE = "frozen_base"  # the key of a config.json that holds a `BaseReference`
 _WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _PIECE = 4096  # bytes
@@ -265,7 +266,7 @@ def _build(
     changes: Mapping[str, Any],
 ) -> Any:
     """The policy that a checkpoint's text files describe, without its weights."""
-    skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX)
+    skip = (CONFIG, EMBODIMENT, WEIGHTS_INDEX, f"{WEIGHTS_STEM}{SHARDS}")
     files = {
         p.name: _text(p)
         for p in sorted(path.iterdir())
@@ -488,32 +489,14 @@ def load_training_state(path: Path | str) -> dict[str, Any]:
             f"{path} holds a policy but no {TRAINING_STATE}/, so training cannot resume from it: "
             f"use it as a starting point for a new run instead (checkpoint={path})"
         )
-    structure = read_object(path / TRAINING_STATE / "state.json")
-    spread = spread_states(path, structure)
+    spread = spread_states(path)
     return {**load_state(path / TRAINING_STATE, leave=spread.keys()), **spread}
 
 
 def _save_weights(folder: Path, weights: dict[str, Tensor]) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in weights.items():
-        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        save_tensors(folder / WEIGHTS, shards[0])
-        return
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        save_tensors(folder / name, shard)
-    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    total = sum(tensor.nbytes for tensor in weights.values())
-    write_text(
-        folder / WEIGHTS_INDEX,
-        to_json({"metadata": {"total_size": total}, "weight_map": weight_map}),
-    )
+    sizes = {name: tensor.nbytes for name, tensor in weights.items()}
+    for file, names in place_weights(folder, sizes).items():
+        save_tensors(folder / file, {name: weights[name] for name in names})
 
 
 def _load_weights(path: Path, policy: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

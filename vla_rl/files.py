@@ -194,7 +194,7 @@ def replay_of(path: Path) -> Path:
 
 def weight_files(path: Path) -> list[str]:
     """Names of the files that hold a checkpoint's weights."""
-    if (path / f"{WEIGHTS_STEM}{SHARDS}").exists():
+    if is_spread(path, WEIGHTS_STEM):
         return [shard["file"] for shard in shard_index(path / f"{WEIGHTS_STEM}{SHARDS}")["shards"]]
     if not (path / WEIGHTS_INDEX).exists():
         return [WEIGHTS]
@@ -205,6 +205,11 @@ def weight_files(path: Path) -> list[str]:
             f"{path / WEIGHTS_INDEX} has no weight_map that gives each tensor's file: {_INCOMPLETE}"
         )
     return sorted(set(names))
+
+
+def is_spread(folder: Path, stem: str) -> bool:
+    """Whether a set of `vla_rl.shards` of that name is in the folder."""
+    return (folder / f"{stem}{SHARDS}").is_file()
 
 
 def shard_index(path: Path) -> dict[str, Any]:

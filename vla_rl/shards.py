@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,14 +62,20 @@ class Kept:
     spread: bool = False
 
     @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
     def row(self) -> int:
-        """Bytes of a row of a spread one, of all of another."""
-        return int(np.prod(self.shape[self.spread :], dtype=np.int64)) * self.dtype.itemsize
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def part(self, index: int, size: int) -> Kept:
         """What rank ``index`` of ``size`` has of it."""
-        begin, end = rows_of(self.shape[0], index, size) if self.spread else (0, 0)
-        return Kept(self.dtype, (end - begin, *self.shape[1:])) if self.spread else self
+        if not self.spread:
+            return self
+        begin, end = rows_of(self.shape[0], index, size)
+        return Kept(self.dtype, (end - begin, *self.shape[1:]))
 
     def whole(self) -> Kept:
         """It where one file holds all of it."""
@@ -83,10 +89,6 @@ class Kept:
             "spread": self.spread,
         }
 
-    @property
-    def nbytes(self) -> int:
-        return self.row * (self.shape[0] if self.spread else 1)
-
 
 def kept_of(told: Mapping[str, Any]) -> Kept:
     return Kept(_DTYPES[told["dtype"]], tuple(map(int, told["shape"])), bool(told["spread"]))
@@ -96,6 +98,13 @@ def rows_of(count: int, index: int, size: int) -> tuple[int, int]:
     """Begin and end of a rank's rows, as `torch.chunk` cuts ``count`` of them."""
     each = -(-count // size)
     return min(index * each, count), min((index + 1) * each, count)
+
+
+def parts_of(tensors: Mapping[str, Kept], index: int, size: int) -> dict[str, Kept]:
+    """What the file of rank ``index`` of ``size`` holds of a set."""
+    return {
+        name: kept.part(index, size) for name, kept in tensors.items() if kept.spread or index == 0
+    }
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -205,15 +214,20 @@ def header_of(
     return len(text).to_bytes(8, "little") + text, names
 
 
-def places_in(begin: bytes) -> dict[str, tuple[Kept, int]]:
-    """Each tensor of a file that begins so, and where it begins; the inverse of `header_of`."""
+def places_in(begin: bytes) -> tuple[dict[str, tuple[Kept, int]], dict[str, str]]:
+    """Each tensor of a file that begins so, and where it begins; and what the file tells besides.
+    The inverse of `header_of`. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for another
+    header."""
     length = int.from_bytes(begin[:8], "little")
     header: dict[str, Any] = json.loads(begin[8 : 8 + length])
-    return {
-        name: (Kept(_DTYPES[x["dtype"]], tuple(x["shape"])), 8 + length + x["data_offsets"][0])
-        for name, x in header.items()
-        if name != "__metadata__"
-    }
+    told: dict[str, str] = header.pop("__metadata__", {})
+    places = {}
+    for name, x in header.items():
+        kept, (first, last) = Kept(_DTYPES[x["dtype"]], tuple(x["shape"])), x["data_offsets"]
+        if last - first != kept.nbytes:
+            raise ValueError(f"{name} has {last - first} bytes, and its shape {kept.nbytes}")
+        places[name] = kept, 8 + length + first
+    return places, told
 
 
 def bytes_of(x: Tensor) -> memoryview:
@@ -233,8 +247,11 @@ class TensorFile:
         with open(path, "rb") as file:
             length = file.read(8)
             begin = length + file.read(int.from_bytes(length, "little"))
-        self.path, found = path, places_in(begin)
-        self.told: dict[str, str] = json.loads(begin[8:]).get("__metadata__", {})
+        self.path = path
+        try:
+            found, self.told = places_in(begin)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({error!r}): {_REMEDY}") from error
         self.tensors = {name: kept for name, (kept, _) in found.items()}
         self._begins = {name: at for name, (_, at) in found.items()}
 
@@ -287,11 +304,7 @@ class Shards:
                 f"{path} is of another save than the index beside it ({file.told.get('save')}, not "
                 f"{save}): another iteration, run or model. Put its own file back, or {_REMEDY}"
             )
-        own = {
-            name: kept.part(index, self.size)
-            for name, kept in self.tensors.items()
-            if kept.spread or index == 0
-        }
+        own = parts_of(self.tensors, index, self.size)
         if file.tensors != own or path.stat().st_size != listed["bytes"]:
             raise CheckpointError(
                 f"{path} was altered: it does not hold what the index beside it says. Put its own "
@@ -335,8 +348,3 @@ class Shards:
             if max(begin, first) < min(end, last):
                 rows = max(begin, first) - first, min(end, last) - first
                 yield from self.verified(i).blocks(name, rows[0] * kept.row, rows[1] * kept.row)
-
-
-def is_spread(folder: Path, stem: str) -> bool:
-    """Whether such a set is in the folder."""
-    return (folder / f"{stem}{SHARDS}").is_file()

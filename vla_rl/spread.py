@@ -26,28 +26,27 @@ from vla_rl.files import (
     SHARDS,
     STATE_STEM,
     TRAINING_STATE,
-    WEIGHTS,
     WEIGHTS_INDEX,
     WEIGHTS_STEM,
     existing_checkpoint,
+    is_spread,
 )
 from vla_rl.ranks import Ranks, spread_part
 from vla_rl.shards import (
     Piece,
     Shards,
     TensorFile,
-    is_spread,
     kept_of,
+    parts_of,
     pieces_of,
     shard_name,
     write_index,
     write_shard,
     write_tensors,
 )
-from vla_rl.storage import join_state, replacing, split_state, to_json, write_text
+from vla_rl.storage import join_state, place_weights, read_object, replacing, split_state
 
 _SETS = (("", WEIGHTS_STEM), (TRAINING_STATE, STATE_STEM))  # folder and stem
-_MOST_BYTES = 5_000_000_000  # of a file of weights
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -171,10 +170,11 @@ class SpreadState(Mapping[str, Any]):
         return len(self._structure)
 
 
-def spread_states(folder: Path, structure: Mapping[str, Any]) -> dict[str, SpreadState]:
-    """Those parts of a training state, by their keys, that ranks wrote."""
+def spread_states(folder: Path) -> dict[str, SpreadState]:
+    """Those parts of a checkpoint's training state, by their keys, that ranks wrote."""
     if not is_spread(folder / TRAINING_STATE, STATE_STEM):
         return {}
+    structure = read_object(folder / TRAINING_STATE / "state.json")
     shards = Shards(folder / TRAINING_STATE, STATE_STEM)
     keys = {name.split("/")[1] for name in shards.tensors}
     return {key: SpreadState(folder, shards, structure[key]) for key in keys & structure.keys()}
@@ -198,25 +198,9 @@ def merge(folder: Path, out: Path) -> None:
     source = require_spread(folder)
     with _remade(source, out) as made:
         weights = Shards(source, WEIGHTS_STEM)
-        groups: list[list[str]] = [[]]
-        size = 0
-        for name, kept in weights.tensors.items():
-            if groups[-1] and size + kept.nbytes > _MOST_BYTES:
-                groups.append([])
-                size = 0
-            groups[-1].append(name)
-            size += kept.nbytes
-        files = [WEIGHTS]
-        if len(groups) > 1:
-            files = [
-                f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors" for i in range(len(groups))
-            ]
-            total = sum(kept.nbytes for kept in weights.tensors.values())
-            names = {name: file for file, group in zip(files, groups) for name in group}
-            document = {"metadata": {"total_size": total}, "weight_map": names}
-            write_text(made / WEIGHTS_INDEX, to_json(document))
-        for file, group in zip(files, groups, strict=True):
-            table = {name: weights.tensors[name].whole() for name in group}
+        sizes = {name: kept.nbytes for name, kept in weights.tensors.items()}
+        for file, names in place_weights(made, sizes).items():
+            table = {name: weights.tensors[name].whole() for name in names}
             write_tensors(made / file, table, weights.blocks, {})
         if is_spread(source / TRAINING_STATE, STATE_STEM):
             _merge_state(source / TRAINING_STATE, made / TRAINING_STATE)
@@ -250,14 +234,9 @@ def reshard(folder: Path, size: int, out: Path) -> None:
 def _resharded(
     shards: Shards, folder: Path, stem: str, index: int, size: int, save: str
 ) -> dict[str, Any]:
-    table = {
-        name: kept.part(index, size)
-        for name, kept in shards.tensors.items()
-        if kept.spread or index == 0
-    }
     return write_tensors(
         folder / shard_name(stem, index, size),
-        table,
+        parts_of(shards.tensors, index, size),
         lambda name: shards.blocks(name, index, size),
         {"save": save, "rank": str(index)},
     )
@@ -269,14 +248,12 @@ def _remade(source: Path, out: Path) -> Iterator[Path]:
     if os.path.lexists(out) and not (out.is_dir() and os.path.samefile(source, out)):
         raise CheckpointError(f"{out} exists already: name another place, or move it away")
     with replacing(out, keep_last_good=False) as made:
-        for file in source.iterdir():
-            if file.is_file() and not _holds_tensors(file):
-                shutil.copy2(file, made)
-        if (source / TRAINING_STATE).is_dir():
-            (made / TRAINING_STATE).mkdir()
-            for file in (source / TRAINING_STATE).iterdir():
-                if file.is_file() and not _holds_tensors(file):
-                    shutil.copy2(file, made / TRAINING_STATE)
+        for place, _ in _SETS:
+            if (source / place).is_dir():
+                (made / place).mkdir(exist_ok=True)
+                for file in (source / place).iterdir():
+                    if file.is_file() and not _holds_tensors(file):
+                        shutil.copy2(file, made / place)
         yield made
 
 

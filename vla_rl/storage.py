@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, DiskFull
-from vla_rl.files import last_good, read_json
+from vla_rl.files import WEIGHTS, WEIGHTS_INDEX, WEIGHTS_STEM, last_good, read_json
 
+SHARD_BYTES = 5_000_000_000  # the most of a file of weights
 _TENSOR_KEY = "__tensor__"
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -200,6 +201,29 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     save_file(savable(tensors), path, metadata={"format": "pt"})
     fsync(path)
+
+
+def place_weights(folder: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """Which weights of these ``sizes`` (bytes) belong into which file of a checkpoint; where there
+    are several, ``folder`` gets their index."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, nbytes in sizes.items():
+        if groups[-1] and size + nbytes > SHARD_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += nbytes
+    if len(groups) == 1:
+        return {WEIGHTS: groups[0]}
+    files = {
+        f"{WEIGHTS_STEM}-{i + 1:05d}-of-{len(groups):05d}.safetensors": group
+        for i, group in enumerate(groups)
+    }
+    weight_map = {name: file for file, group in files.items() for name in group}
+    document = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    write_text(folder / WEIGHTS_INDEX, to_json(document))
+    return files
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

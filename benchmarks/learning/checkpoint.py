@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.measuring import table, timed
+from benchmarks.policy.inputs import bench_embodiment
 from vla_rl.algorithms.optim import load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cluster.learner import GroupLearner
@@ -35,31 +36,17 @@ from vla_rl.cluster.rank_group import GROUPS
 from vla_rl.config.cluster import RayConfig
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.ranks import Ranks, shard
-from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 GB = 1e9
 _WIDTH = 1024
 _TOKENS = 256
 _LIMIT = 600.0
-_ROBOT = EmbodimentSpec(
-    name="one_joint",
-    action_names=("turn",),
-    action_units=("rad",),
-    action_low=(-1.0,),
-    action_high=(1.0,),
-    frame="base",
-    rotation="none",
-    gripper="none",
-    control_hz=20.0,
-    cameras=(CameraSpec("top", 8, 8),),
-    proprio_names=("angle",),
-)
 
 
 class Model(nn.Module):
     """Random float32 weights, in blocks as of a transformer's feed-forward part."""
 
-    policy_type, embodiment = "random", _ROBOT
+    policy_type, embodiment = "random", bench_embodiment()
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -116,9 +103,7 @@ class Rank(RankActor):
             "gloo", init_method=address, rank=self._index, world_size=self._size, timeout=limit
         )
         self._ranks = Ranks.present()
-        self._policy = shard(Model(self._number), self._ranks)
-        self._learner = _Adam(self._policy)
-        self._learner.step()
+        self._build(None)
 
     def mark(self) -> float:
         return _forget_peak()
@@ -127,7 +112,9 @@ class Rank(RankActor):
         return _peak()
 
     def _build(self, run: Any) -> None:
-        raise NotImplementedError
+        self._policy = shard(Model(self._number), self._ranks)
+        self._learner = _Adam(self._policy)
+        self._learner.step()
 
     def _parts(self) -> dict[str, Any]:
         return {"algorithm": self._learner.state_dict()}

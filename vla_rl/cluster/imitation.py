@@ -81,10 +81,6 @@ class GroupImitation(RankGroup):
     def described(self) -> Any:
         return self._policy if self._in_parts else self.policy
 
-    @property
-    def _in_parts(self) -> bool:
-        return self._run.config.cluster.writes_parts
-
     def update(self) -> dict[str, float]:
         self._asked += 1
         metrics = self._surely(self._catch_up)
@@ -106,9 +102,9 @@ class GroupImitation(RankGroup):
             self._state = {name: dict(state[name]) for name in ("algorithm", "sampler")}
         self._surely(self._load)
 
-    def _load(self, now: bool = False) -> None:
+    def _load(self) -> None:
+        self._made = self._kept  # (updates since then are made again)
         super()._load()
-        self._made = self._kept
 
     def _save(self, unfinished: Unfinished) -> None:
         """Nothing goes on here meanwhile."""

@@ -79,18 +79,15 @@ class GroupLearner(RankGroup):
 
     def state_dict(self) -> Any:
         """Once `settle` was called, a checkpoint of it is there."""
-        if self._run.config.cluster.writes_parts:
+        if self._in_parts:
             return self._parts()
         self._state = unpacked(self._surely(lambda: self._all("state"))[0])
         return self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The driver's policy has its weights by now."""
-        if isinstance(state, SpreadState) and self._run.config.cluster.writes_parts:
+        if isinstance(state, SpreadState) and self._in_parts:
             self._folder = str(state.folder.absolute())
         else:
             self._state = dict(state)
         self._surely(self._load)
-
-    def _load(self, now: bool = False) -> None:
-        super()._load(now=self._made > self._kept)

@@ -15,9 +15,16 @@ from typing import Any
 
 from vla_rl.cluster.model import Setup
 from vla_rl.errors import UserError
-from vla_rl.files import SHARDS, STATE_STEM, TRAINING_STATE, existing_checkpoint, weight_files
+from vla_rl.files import (
+    STATE_STEM,
+    TRAINING_STATE,
+    WEIGHTS_STEM,
+    existing_checkpoint,
+    is_spread,
+    weight_files,
+)
 from vla_rl.monitoring.metrics import METRICS_FILE, read_metrics
-from vla_rl.shards import Shards, TensorFile, is_spread
+from vla_rl.shards import Shards, TensorFile
 
 GB = 1e9
 _ALGORITHM = "/algorithm/"  # begins the names of what ranks go on from
@@ -257,8 +264,8 @@ def against(sizes: Sizes, setup: Setup, folder: Path) -> dict[str, tuple[float, 
         "of episodes that are done": (setup.batch * sizes.episode, seen("bytes_episodes")),
         "of weights to the actors": (setup.rollouts * sizes.sent, seen("bytes_out")),
     }
-    if (checkpoint / TRAINING_STATE / f"{STATE_STEM}{SHARDS}").exists():
-        folders = ((checkpoint, "model"), (checkpoint / TRAINING_STATE, STATE_STEM))
+    if is_spread(checkpoint / TRAINING_STATE, STATE_STEM):
+        folders = ((checkpoint, WEIGHTS_STEM), (checkpoint / TRAINING_STATE, STATE_STEM))
         largest = [
             max(file.stat().st_size for file in place.glob(f"{stem}-*-of-*.safetensors"))
             for place, stem in folders

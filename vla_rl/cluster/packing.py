@@ -51,7 +51,7 @@ def unpacked(data: np.ndarray, held: bool = False) -> dict[str, Any]:
     end = _LENGTH + int.from_bytes(data[:_LENGTH].tobytes(), "little")
     structure = json.loads(data[_LENGTH:end].tobytes())
     length = int.from_bytes(data[end : end + _LENGTH].tobytes(), "little")
-    found = places_in(data[end : end + _LENGTH + length].tobytes())
+    found, _ = places_in(data[end : end + _LENGTH + length].tobytes())
     tensors = {
         name: _tensor(data[end + at : end + at + kept.nbytes], kept, held)
         for name, (kept, at) in found.items()

@@ -44,7 +44,7 @@ class RankGroup:
         self._hello: list[dict[str, Any]] = []
         self._folder = ""  # the last checkpoint that ranks wrote
         self._made = self._kept = 0  # updates, and those that this checkpoint has
-        self._saving: Saving | None = None
+        self._saving: _Saving | None = None
         self._failures = self.restarts = 0
         self._nodes = alive_nodes(self._ray)
         c = seats.config
@@ -64,6 +64,11 @@ class RankGroup:
     def pids(self) -> list[int]:
         """Process ids of the ranks."""
         return [hello["pid"] for hello in self._hello]
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether the ranks write the checkpoints."""
+        return self._run.config.cluster.writes_parts
 
     def close(self) -> None:
         """End the ranks, once a checkpoint that they write is written."""
@@ -116,7 +121,7 @@ class RankGroup:
             self._seats.sits("learner", i, self._ray.put(hello))
         for hello in self._hello:
             require_same_code(hello)
-        if c.cluster.writes_parts:
+        if self._in_parts:
             self._require_shared_folder()
         self._all("open", self._hello[0]["address"], limit=c.cluster.start_timeout)
 
@@ -132,12 +137,12 @@ class RankGroup:
                 "that all nodes share, or cluster.checkpoints=whole"
             )
 
-    def _load(self, now: bool = False) -> None:
+    def _load(self) -> None:
         """All ranks go on from the last checkpoint that they wrote, with the driver's weights in
-        place of its own if these are the newer ones (``now``); without such a checkpoint, from the
-        driver's weights and the state that it has, if there is one."""
+        place of its own if these are newer ones; without such a checkpoint, from the driver's
+        weights and the state that it has, if there is one."""
         weights = state = None
-        if now or not self._folder:
+        if self._made > self._kept or not self._folder:
             weights = self._put(packed({"weights": learned_weights(self._policy)}))
         if not self._folder and self._state is not None:
             state = self._put(packed({"state": self._state}))
@@ -208,7 +213,7 @@ class RankGroup:
         def written() -> list[Any]:
             return self._all("write", folder, save, limit=math.inf, group="writing")
 
-        self._saving = Saving(unfinished, written, self._made)
+        self._saving = _Saving(unfinished, written, self._made)
         self._saving.start()
 
     def _join(self) -> None:
@@ -291,7 +296,7 @@ class RankGroup:
         return None
 
 
-class Saving(threading.Thread):
+class _Saving(threading.Thread):
     """Waits until ranks have written their parts of a checkpoint, and puts it in its place.
     ``made``: updates that it has. ``lost``, ``error``: why it is not there, once the thread has
     ended."""

@@ -12,11 +12,11 @@ from vla_rl.errors import UserError
 from vla_rl.files import (
     CONFIG,
     EMBODIMENT,
-    SHARDS,
     WEIGHTS_INDEX,
     WEIGHTS_STEM,
     check_checkpoint,
     existing_checkpoint,
+    is_spread,
     read_json,
     weight_files,
 )
@@ -50,7 +50,7 @@ def package(checkpoint: Path, name: str, results: Sequence[Path], licence: str) 
         )
     robot = check_checkpoint(checkpoint)
     folder = existing_checkpoint(checkpoint)
-    if (folder / f"{WEIGHTS_STEM}{SHARDS}").is_file():
+    if is_spread(folder, WEIGHTS_STEM):
         raise UserError(
             f"{checkpoint} is in the parts of several ranks, which other projects do not read: make "
             f"an ordinary one of it first (vla-rl checkpoint merge {checkpoint} --out FOLDER)"
