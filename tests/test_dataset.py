@@ -518,6 +518,9 @@ def test_what_its_own_run_keeps_out_of_training_stays_out(tmp_path):
     again = load_demonstrations(tmp_path / "d", SPEC, 3).split(0, 0.2, seed=5)
     assert [e.init_state_id for e in again[0].episodes] == [0, 1, 2]
     file = tmp_path / "d" / "meta" / "kept_out.json"
+    file.write_text('{"last_episodes_of_each_task": 3}')
+    with pytest.raises(DatasetError, match=r"all 3 demonstrations of 't1' .*kept_out\.json"):
+        load_demonstrations(tmp_path / "d", SPEC, 3).split(10, 0.2)
     file.write_text('{"last_episodes_of_each_task": "2"}')
     with pytest.raises(DatasetError, match=r"kept_out\.json is damaged .*'2'"):
         load_demonstrations(tmp_path / "d", SPEC, 3)

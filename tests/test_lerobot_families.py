@@ -37,6 +37,7 @@ pytest.importorskip("lerobot", reason="lerobot is not installed: pip install 'vl
 if sys.version_info < (3, 12):
     pytest.skip("these families need lerobot 0.6, which needs Python 3.12", allow_module_level=True)
 
+import lerobot_families
 import test_lerobot_policies as older
 import test_pi0 as pi
 import test_pi_nano as nano
@@ -144,8 +145,14 @@ def test_grpo_through_the_chain(name: str, vlms: dict[str, str]) -> None:
     grpo_makes_the_better_likelier(new_policy(name, vlms[TRIED[name][0]]))
 
 
+EACH_CAMERA = "multi_task_dit, an encoder for each camera"
+
+
 def small(name: str, vlms: dict[str, str], folder: Path) -> LeRobotPolicy:
     """A new policy of any family whose encoder can be centred."""
+    if name == EACH_CAMERA:
+        apart = "use_separate_rgb_encoder_per_camera:true"
+        return new_policy("multi_task_dit (flow)", vlms["multi_task_dit"], apart)
     if name in TRIED:
         return new_policy(name, vlms[TRIED[name][0]])
     if name != "smolvla":
@@ -154,7 +161,7 @@ def small(name: str, vlms: dict[str, str], folder: Path) -> LeRobotPolicy:
     return older.new_policy("smolvla", str(folder))
 
 
-@pytest.mark.parametrize("name", [*TRIED, "smolvla", "pi0", "pi05"])
+@pytest.mark.parametrize("name", [*TRIED, EACH_CAMERA, "smolvla", "pi0", "pi05"])
 def test_a_new_encoder_is_centred_on_the_pictures_it_will_see(
     name: str, vlms: dict[str, str], tmp_path: Path
 ) -> None:
@@ -169,6 +176,8 @@ def test_a_new_encoder_is_centred_on_the_pictures_it_will_see(
             x[row, row : row + 6, row : row + 6] = 255
     seen = dataclasses.replace(seen, images=spots, proprio=torch.randn(16, 5))
     assert isinstance(policy.head, CentringHead)
+    pixels = [type(eye.layer).__name__.startswith("Conv") for eye in policy.head.eyes]
+    assert sum(pixels) == (2 if name == EACH_CAMERA else 1)
     before = policy.image_token_spread(seen)
     policy.first_look(lambda: seen)
     assert policy.image_token_spread(seen) > before
@@ -186,6 +195,16 @@ def test_a_new_encoder_is_centred_on_the_pictures_it_will_see(
     assert policy.image_token_spread(dataclasses.replace(seen, images=black)) < 1e-3
     policy.config.checkpoint = "somewhere"
     policy.first_look(lambda: pytest.fail("what has weights reads nothing"))
+
+
+def test_a_new_policy_without_a_camera_has_nothing_to_look_at(
+    vlms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lerobot_families, "SPEC", dataclasses.replace(SPEC, cameras=()))
+    policy = new_policy("multi_task_dit (flow)", vlms["multi_task_dit"])
+    seen = dataclasses.replace(observation(4), images={})
+    policy.first_look(lambda: seen)
+    assert not policy.head.eyes and policy.image_token_spread(seen) is None
 
 
 # ---------------------------------------------------------------------------- the table in the docs

@@ -3,10 +3,12 @@ and driven."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from vla_rl.cli import main
 from vla_rl.config.recording import RecordingConfig
 from vla_rl.data import frames as frames_module
-from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset
+from vla_rl.data.demonstrations import DatasetSampler, DemonstrationDataset, DemonstrationEpisode
 from vla_rl.data.frames import OnDisk
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
@@ -24,6 +26,7 @@ from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.data.recording import bounds, load_whoever, open_recording
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.evaluation.action_error import action_errors, table, verdict
+from vla_rl.run.action_phase import _said
 from vla_rl.types import ActionChunk, CameraSpec, EmbodimentSpec, PolicyOutput
 
 pa = pytest.importorskip("pyarrow")
@@ -620,6 +623,15 @@ def test_sft_on_a_recording_and_its_page(theirs, tmp_path, capsys):
     (tmp_path / "mine" / "actions.json").write_text('{"sft": {"joints": 1}}')
     assert main(["report", str(tmp_path / "mine")]) == 0
     assert "actions.json is incomplete: sft" in (tmp_path / "mine" / "report.html").read_text()
+
+
+def test_what_the_run_that_collected_it_kept_out_is_not_called_drawn():
+    config = SimpleNamespace(seed=3, env_type="dataset", phases=["sft"], checkpoint="")
+    run: Any = SimpleNamespace(config=config)
+    drawn = DemonstrationEpisode(0, 4, "fold")
+    marked = dataclasses.replace(drawn, kept_out=True)
+    assert "the last of each task" in _said(run, [marked], 5)
+    assert "drawn by seed=3" in _said(run, [marked, drawn], 5)
 
 
 def test_a_recording_on_the_disk_trains_the_same_policy(theirs, tmp_path):

@@ -26,6 +26,12 @@ from policies.lerobot.heads import (
 from vla_rl.errors import ConfigError
 
 
+def _eyes(clip: Any) -> list[Eye]:
+    seen = clip.embeddings
+    asked = [Eye(layer.self_attn.out_proj) for layer in clip.encoder.layers]
+    return [Eye(seen.patch_embedding, seen.position_embedding.weight[1:]), *asked]
+
+
 class DiTDiffusionHead(DiffusionHead):
     """By diffusion."""
 
@@ -41,12 +47,10 @@ class DiTDiffusionHead(DiffusionHead):
     @property
     def eyes(self) -> Sequence[Eye]:
         """Its features are those of CLIP's first token, to which a picture comes by attention
-        alone. Of the first camera, where each has an encoder of its own."""
+        alone. None without a camera."""
         encoder = self.policy.observation_encoder
-        own = encoder.vision_encoder or encoder.vision_encoders[0]
-        seen = own.model.vision_model.embeddings
-        asked = [Eye(layer.self_attn.out_proj) for layer in own.model.vision_model.encoder.layers]
-        return [Eye(seen.patch_embedding, seen.position_embedding.weight[1:]), *asked]
+        clips = encoder.vision_encoders or [encoder.vision_encoder]  # of each camera, or of all
+        return [eye for clip in clips if clip is not None for eye in _eyes(clip.model.vision_model)]
 
     def visual(self, batch: dict[str, Any]) -> Tensor:
         """CLIP's features of the present frame [b f], without the state before them and the

@@ -310,9 +310,11 @@ class LeRobotPolicy(nn.Module, Policy):
         centre(self.head.eyes, lambda: self.head.visual(self._batch(seen)))
 
     @torch.no_grad()
-    def image_token_spread(self, observation: Observation) -> float:
+    def image_token_spread(self, observation: Observation) -> float | None:
         """See `vla_rl.interfaces.Policy`. State and instruction are those of the first row, as
         some encoders read them along with the pictures."""
+        if not self.cameras:
+            return None
         rows = [0] * len(observation)
         first = observation[rows]
         alike = dataclasses.replace(

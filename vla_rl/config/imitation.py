@@ -38,21 +38,22 @@ class ImitationConfig(Bounded, place="sft"):
     ``min_learning_rate_fraction`` is its floor.
 
     ``validation_episodes`` of each task are kept out of training, for the validation loss and the
-    use of images (scripted collection collects so many more; of a given dataset at most a fifth is
-    kept out). ``micro_batch_size`` (None: at once) accumulates gradients. ``offload_optimizer``
-    keeps the optimiser's state in host memory. ``max_bad_updates`` non-finite updates in a row
-    raise `TrainingDiverged`. ``checkpoint_every`` updates a checkpoint is written and checked on
-    the validation episodes. ``base_part``: of hybrid demonstrations (``collect.base_share``) also
-    what the frozen policy did before it handed over. ``filter``: the folder of a trained reward
-    which says what of the demonstrations is worth imitating (``value_progress``: GR-RL's drop
-    filter); "": all is. ``first_share``: about so many more of a batch's rows are an episode's
-    first decision, where only images and instruction tell what to do (keyframes: Wen et al. 2021,
-    arXiv 2106.06452). ``labels``: "clean", what the demonstrator meant, or "sent", what was done,
-    with the noise of ``collect.action_noise``: a policy that denoises then has samples that differ,
-    which is what steering it needs. ``failures``: also learn from demonstrations that are marked as
-    failed (in a replay too; rewards are always shown them, as failures). ``ram_bytes``: datasets
-    whose decoded pictures are more stay on the disk; they are decoded as they are drawn, ahead of
-    use, and so many bytes of them are kept.
+    use of images (collection collects so many more; of a given dataset at most a fifth is kept out,
+    or, whatever is set here, what the run that collected it keeps out). ``micro_batch_size`` (None:
+    at once) accumulates gradients. ``offload_optimizer`` keeps the optimiser's state in host
+    memory. ``max_bad_updates`` non-finite updates in a row raise `TrainingDiverged`.
+    ``checkpoint_every`` updates a checkpoint is written and checked on the validation episodes.
+    ``base_part``: of hybrid demonstrations (``collect.base_share``) also what the frozen policy did
+    before it handed over. ``filter``: the folder of a trained reward which says what of the
+    demonstrations is worth imitating (``value_progress``: GR-RL's drop filter); "": all is.
+    ``first_share``: about so many more of a batch's rows are an episode's first decision, where
+    only images and instruction tell what to do (keyframes: Wen et al. 2021, arXiv 2106.06452).
+    ``labels``: "clean", what the demonstrator meant, or "sent", what was done, with the noise of
+    ``collect.action_noise``: a policy that denoises then has samples that differ, which is what
+    steering it needs. ``failures``: also learn from demonstrations that are marked as failed (in a
+    replay too; rewards are always shown them, as failures). ``ram_bytes``: datasets whose decoded
+    pictures are more stay on the disk; they are decoded as they are drawn, ahead of use, and so
+    many bytes of them are kept.
     """
 
     # optimiser steps

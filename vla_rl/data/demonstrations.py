@@ -240,9 +240,7 @@ class DemonstrationDataset:
             torch.tensor(self.embodiment.action_high),
         )
         out.actions = torch.clamp(self.sent, low, high)
-        out.statistics = self.statistics | {
-            ACTION_KEY: _statistics(out.actions, self.drawing.mass())
-        }
+        out.__dict__.pop("statistics", None)
         return out
 
     def split(
@@ -251,7 +249,8 @@ class DemonstrationDataset:
         """What to train on, and the last ``validation_episodes`` of each task, which are kept out
         (at most ``largest_share`` of the task's; None where that leaves none). Tasks are told apart
         by ``task_id``, else by instruction, and by dataset. Where the dataset says which of a task's
-        the run that collected it kept out, it is those.
+        the run that collected it kept out, it is those; raises `DatasetError` where no other one of
+        the task is there.
 
         With a ``seed`` they are drawn, and a task of `DRAWN_FROM` episodes or more gives one
         whatever its share.
@@ -260,8 +259,14 @@ class DemonstrationDataset:
         for i, e in enumerate(self.episodes):
             by_task.setdefault((e.source, e.task_id or e.instruction), []).append(i)
         kept_out: set[int] = set()
-        for number, rows in enumerate(by_task.values()):
+        for number, ((_, task), rows) in enumerate(by_task.items()):
             if marked := {i for i in rows if self.episodes[i].kept_out}:
+                if len(marked) == len(rows):
+                    raise DatasetError(
+                        f"all {len(rows)} demonstrations of {task!r} that are read are among those "
+                        "which the run that collected them keeps out of training "
+                        "(meta/kept_out.json of their dataset): use others, or leave the task out"
+                    )
                 kept_out |= marked
                 continue
             share = int(largest_share * len(rows))

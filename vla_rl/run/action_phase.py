@@ -3,11 +3,13 @@ simulator can."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vla_rl.algorithms.validation import ROWS, described, input_use
 from vla_rl.assembly.context import Run, split_demonstrations, start_checkpoint
+from vla_rl.data.demonstrations import DemonstrationEpisode
 from vla_rl.errors import UserError
 from vla_rl.evaluation.action_error import ROWS as DECISIONS
 from vla_rl.evaluation.action_error import action_errors, table, verdict
@@ -40,7 +42,7 @@ def eval_actions(run: Run) -> dict[str, Any]:
             run.progress.say(f"{name}, {described(use)}")
         figures |= {
             "verdict": verdict(figures),
-            "held_out": _said(run, len(held_out.episodes), len(train.episodes)),
+            "held_out": _said(run, held_out.episodes, len(train.episodes)),
         }
         run.progress.say(f"{table(figures)}\n{name}, {figures['verdict']}\n{figures['held_out']}")
         run.logger.log(
@@ -61,10 +63,10 @@ def _policies(run: Run) -> list[tuple[str, Path]]:
     ]
 
 
-def _said(run: Run, count: int, others: int) -> str:
+def _said(run: Run, held_out: Sequence[DemonstrationEpisode], others: int) -> str:
     how = (
         f"drawn by seed={run.config.seed}"
-        if run.config.env_type == "dataset"
+        if run.config.env_type == "dataset" and not all(e.kept_out for e in held_out)
         else "the last of each task"
     )
     trained = (
@@ -74,4 +76,4 @@ def _said(run: Run, count: int, others: int) -> str:
             "this run did not train on (where the checkpoint comes from another, that one may have)"
         )
     )
-    return f"measured on {count} whole episodes that {trained}, {how}; {others} others"
+    return f"measured on {len(held_out)} whole episodes that {trained}, {how}; {others} others"
