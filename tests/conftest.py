@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -94,10 +94,11 @@ LIBRARIES = {
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A module of which `-m` chooses nothing is not even imported: it takes each worker a tenth of a
     second, or more."""
-    if not collection_path.match("test_*.py"):
+    marks = config.option.markexpr
+    # (only what "and" joins is read here)
+    if re.search(r"\bor\b|\(", marks) or not collection_path.match("test_*.py"):
         return None
-    marks, text = config.option.markexpr, collection_path.read_text(encoding="utf-8")
-    in_time = collection_path.stem in REAL_TIME
+    text, in_time = collection_path.read_text(encoding="utf-8"), collection_path.stem in REAL_TIME
     if "not real_time" in marks:
         unwanted = in_time
     else:
@@ -107,10 +108,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if unwanted else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # marks before `-m` chooses, names after xdist's own hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Which tests share a worker, and which are in real time. A session of Ray is slow, and there
     is one."""
+    mark(items)
+    yield
+    name_groups(items)
+
+
+def name_groups(items: list[pytest.Item]) -> None:
+    """xdist 3.8 names a test's group, by which it is sent to a worker, where pytest 9.2 does not
+    read a test's name any more (pytest-xdist #1386): without this nothing is grouped."""
+    for item in items:
+        if (named := vars(item).get("_nodeid")) is not None:
+            item._id = type(item._id).parse(named)
+
+
+def mark(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SHARING:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -66,7 +66,6 @@ class Trace:
 
 def record(hashes: dict[str, str]) -> None:
     """Keep them beside those that are there of the same versions."""
-    _kept.cache_clear()
     before = _kept()["hashes"] if _kept()["versions"] == versions() else {}
     both = {"versions": versions(), "hashes": dict(sorted({**before, **hashes}.items()))}
     FILE.write_text(json.dumps(both, indent=1) + "\n")

@@ -3,6 +3,7 @@ broken BDDL files."""
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import sys
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import libero_recorded
 import numpy as np
 import pytest
 
@@ -425,3 +427,33 @@ def test_files_that_do_not_parse_are_clear_errors(tmp_path, old, new, words) -> 
 def test_a_missing_task_file_is_a_clear_error(tmp_path) -> None:
     with pytest.raises(UserError, match=r"gone\.bddl"):
         tasks.read_problem(tmp_path / "gone.bddl")
+
+
+# ---------------------------------------------------------------------------------- what is recorded
+def test_a_hash_stands_for_liberos_own_env_only_where_it_is_the_recorded_one(tmp_path, monkeypatch):
+    def uncalled() -> str:
+        pytest.fail("nothing to compare with")
+
+    monkeypatch.setattr(libero_recorded, "FILE", tmp_path / "recorded.json")
+    kept = dict.fromkeys(libero_recorded.PACKAGES, "1")
+    monkeypatch.setattr(libero_recorded, "version_of", kept.get)
+    monkeypatch.setattr(
+        libero_recorded, "_kept", functools.cache(libero_recorded._kept.__wrapped__)
+    )
+    assert not libero_recorded.is_recorded("episode", uncalled)
+    libero_recorded.record({"episode": "a", "lerobot's": "b"})
+    assert libero_recorded.is_recorded("episode", lambda: "a")
+    assert not libero_recorded.is_recorded("episode", lambda: "b")
+    assert not libero_recorded.is_recorded("another", uncalled)
+    kept["lerobot"] = "2"
+    assert libero_recorded.is_recorded("episode", lambda: "a"), "lerobot has no part in it"
+    assert not libero_recorded.is_recorded("lerobot's", uncalled)
+    kept["mujoco"] = "2"
+    assert not libero_recorded.is_recorded("episode", uncalled)
+    libero_recorded.record({"another": "c"})
+    assert not libero_recorded.is_recorded("episode", uncalled), "of other versions"
+
+
+def test_each_recorded_case_looked_at_something_of_its_own():
+    hashes = libero_recorded._kept()["hashes"]
+    assert len({*hashes.values(), libero_recorded.Trace().text}) == len(hashes) + 1

@@ -1,5 +1,6 @@
 """`vla-rl bench families`: a small random policy of each of lerobot's families that have a
-likelihood on the toy task, one after the other: SFT, then PPO, with one recipe for all. The same call resumes."""
+likelihood on the toy task, one after the other: SFT, then PPO, with one recipe for all. The same
+call resumes."""
 
 from __future__ import annotations
 
@@ -48,7 +49,6 @@ class Small:
     """``options`` are lerobot's own; ``backbone`` writes what the family reads, in place of a hub;
     ``more``: overrides that it takes besides the recipe."""
 
-    family: str
     options: Sequence[str] = ()
     backbone: Callable[[Path, int, int, int], None] = backbones.write_words
     more: Sequence[str] = ()
@@ -79,12 +79,9 @@ _DIT = (
     "dropout:0.0",
 )
 SMALL = {
-    "pi0": Small("pi0", (*_ROBOT, _PIXELS, "tokenizer_max_length:12"), more=_PI),
-    "pi05": Small(
-        "pi05", (*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=(*_PI, *_slowly(120))
-    ),
+    "pi0": Small((*_ROBOT, _PIXELS, "tokenizer_max_length:12"), more=_PI),
+    "pi05": Small((*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=(*_PI, *_slowly(120))),
     "smolvla": Small(
-        "smolvla",
         (
             *_ROBOT,
             f"resize_imgs_with_padding:[{SIDE}, {SIDE}]",
@@ -98,7 +95,6 @@ SMALL = {
         ("policy.noise_samples=4",),
     ),
     "xvla": Small(
-        "xvla",
         (
             *_ROBOT,
             "florence_config:" + json.dumps(backbones.florence(WIDTH)),
@@ -114,13 +110,11 @@ SMALL = {
         more=_slowly(100),
     ),
     "multi_task_dit": Small(
-        "multi_task_dit",
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
         backbones.write_clip,
         _slowly(250),
     ),
     "evo1": Small(
-        "evo1",
         (
             *_ROBOT,
             f"image_resolution:[{SIDE}, {SIDE}]",
@@ -139,7 +133,6 @@ SMALL = {
         backbones.write_internvl,
     ),
     "eo1": Small(
-        "eo1",
         (
             *_ROBOT,
             "dtype:float32",
@@ -150,7 +143,6 @@ SMALL = {
         backbones.write_qwen,
     ),
     "diffusion": Small(
-        "diffusion",
         (
             f"down_dims:[{WIDTH}]",
             "n_groups:4",
@@ -178,7 +170,7 @@ def told(name: str, out: Path) -> list[str]:
         words.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(0)
         small.backbone(words, WIDTH, SIDE, PATCH)
-    own = (f"policy.family={small.family}", f"policy.options={json.dumps(list(small.options))}")
+    own = (f"policy.family={name}", f"policy.options={json.dumps(list(small.options))}")
     return [*RECIPE, *small.more, *own, f"policy.vlm={words}"]
 
 
