@@ -41,6 +41,7 @@ class GroupLearner(RankGroup):
     def __init__(self, seats: Allocation, run: Run, policy: Any) -> None:
         self.config = run.config.algorithm
         policy.prepare_for_rl()  # as the ranks' own is, by the algorithm
+        self._told = 0  # restarts
         super().__init__(seats, run, policy)
 
     def learn(
@@ -57,7 +58,6 @@ class GroupLearner(RankGroup):
         states = [trajectory_state(t.light()) for t in episodes]
         owner = torch.tensor(owners(episodes, len(self._actors)))
         batch = self._put(packed({"episodes": states, "owner": owner, "named": named}))
-        restarts = self.restarts
         # (an update may take long; inside, ranks wait no more than hang_timeout for each other,
         # and each has to give signs of life)
         answers = self._surely(lambda: self._all("update", batch, places(episodes), limit=math.inf))
@@ -68,7 +68,9 @@ class GroupLearner(RankGroup):
         self._made += 1
         metrics["cluster/bytes_rank"] = max(m["cluster/bytes_rank"] for m, *_ in answers)
         take_weights(self._policy, unpacked(weights, held=True)["weights"])
-        return metrics | {"cluster/learner_restarts": float(self.restarts - restarts)}
+        # (since the last row: a rank may be lost while a checkpoint is written, too)
+        restarts, self._told = self.restarts - self._told, self.restarts
+        return metrics | {"cluster/learner_restarts": float(restarts)}
 
     def prepare(self, progress: Progress) -> dict[str, float]:
         return {}
