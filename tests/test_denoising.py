@@ -686,11 +686,13 @@ def test_shared_noise_makes_the_gradient_a_preconditioned_one():
 
 @pytest.mark.slow
 def test_rl_through_the_chain_makes_the_toy_policy_succeed(tmp_path: Path):
-    folder = run_pipeline(compose(["run=toy_flow", f"output_dir={tmp_path}"]))
+    short = "rl.iterations=16"
+    folder = run_pipeline(compose(["run=toy_flow", f"output_dir={tmp_path}", short]))
     before, after = (
         json.loads((folder / f"eval_{name}.json").read_text())["total"] for name in ("sft", "rl")
     )
-    # Measured with seed 0 and these settings: from 41.5 % to 77.5 % of 200 episodes.
+    # Measured with seed 0: from 41.5 % to 77.5 % of 200 episodes in 25 iterations; of 100 in 12
+    # iterations by 22 points, by 26 with seed 1.
     assert before["episodes"] == after["episodes"] == 200
     assert before["rate"] <= 0.65, "the start is meant to be weak"
     assert after["rate"] - before["rate"] >= 0.15
