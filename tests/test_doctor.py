@@ -229,3 +229,29 @@ def test_free_memory_is_read_in_one_place(monkeypatch, tmp_path):
         file.write_text(text)
         assert devices.free_memory_bytes() == free
         assert cacheable_bytes() == (free / 2 if free else math.inf)
+
+
+@pytest.mark.parametrize(
+    "job, outer, free",
+    [
+        (("max", 5, 0), ("900", 100, 0), 800),
+        (("700", 600, 40), ("900", 700, 100), 140),
+        (("500", 600, 0), ("900", 700, 0), 1),  # not "unknown"
+        (("max", 5, 0), ("max", 5, 0), 300 * 1024),
+        (("half", 5, 0), ("900", 800, 0), 100),
+    ],
+)
+def test_a_containers_limit_is_a_limit_of_memory(monkeypatch, tmp_path, job, outer, free):
+    """Of a job's own group or of one around it; caches that can be dropped are free."""
+    (tmp_path / "meminfo").write_text("MemAvailable: 300 kB\n")
+    (tmp_path / "own").write_text("4:memory:/elsewhere\n0::/slurm/job_1\n")
+    monkeypatch.setattr(devices, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(devices, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(devices, "_GROUPS", tmp_path / "groups")
+    for folder, (limit, used, cached) in (("slurm/job_1", job), ("slurm", outer)):
+        place = tmp_path / "groups" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.max").write_text(f"{limit}\n")
+        (place / "memory.current").write_text(f"{used}\n")
+        (place / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
+    assert devices.free_memory_bytes() == free

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,6 +144,22 @@ def test_progress_counts_over_portions(monkeypatch):
     assert [(o.key, o.success, o.control_steps) for o in again.outcomes] == [
         (o.key, o.success, o.control_steps) for o in portions.outcomes
     ]
+
+
+def test_tasks_run_one_after_the_other_and_outcomes_keep_their_order():
+    engine, plans = make_engine(slots=3), []
+    asked = evaluation_episodes(engine.env.tasks, EvaluateConfig(episodes_per_task=3))
+
+    def collect(plan, **options):
+        plans.append([e.task_id for e in plan])
+        return engine.collect(plan, **options)
+
+    found = evaluate(
+        engine, engine.env.tasks, episodes=asked, collector=SimpleNamespace(collect=collect)
+    )
+    assert plans == [["reach_blue"] * 3 + ["reach_red"] * 3]
+    assert [o.task_id for o in found.outcomes] == ["reach_red", "reach_blue"] * 3
+    assert [o.init_state_id for o in found.outcomes] == [0, 0, 1, 1, 2, 2]
 
 
 def test_failures_are_counted_in_order():

@@ -481,6 +481,20 @@ def test_few_built_scenes_are_kept_and_rebuilt_alike() -> None:
 
 
 @pytest.mark.slow
+def test_where_memory_is_short_worlds_that_no_slot_is_in_go(monkeypatch) -> None:
+    monkeypatch.setattr("sim.libero.simulator.free_memory_bytes", lambda: 1 << 20)
+    simulator = make("libero_object", "0", "1", "2", look="light")
+    first = simulator.start(0, EpisodeSpec("libero_object/0", 0))
+    simulator.start(1, EpisodeSpec("libero_object/1", 0))
+    assert_same_observation(simulator.observe(0), first)
+    simulator.start(0, EpisodeSpec("libero_object/1", 1))
+    simulator.start(0, EpisodeSpec("libero_object/2", 0))
+    assert list(simulator._scenes) == ["libero_object/1", "libero_object/2"]
+    assert len(simulator._worlds) == 2
+    simulator.close()
+
+
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_chunk_costs_its_episode_only() -> None:
     from sim.pool import ProcessPool
 

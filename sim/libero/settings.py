@@ -36,7 +36,8 @@ class LiberoConfig(Bounded, place="env"):
     + the state's number. ``opening_draws``: LIBERO draws the openings of drawers, doors and knobs
     once more with every reset that an environment has done, before it places fixtures; 2 is a fresh
     environment's first reset, 3 the first episode of lerobot's `LiberoEnv`; in a loop each further
-    reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept.
+    reset draws once more by itself. At most ``built_scenes`` compiled scenes are kept,
+    fewer where memory is short.
     """
 
     # libero_spatial | libero_object | libero_goal | libero_10 | libero_90 | libero_pro_... | libero_plus_...

@@ -51,6 +51,7 @@ from sim.libero.tasks import (
 )
 from sim.slots import checked_actions, running, task_named
 from vla_rl import splits
+from vla_rl.devices import free_memory_bytes, release_memory
 from vla_rl.specs import (
     CameraSpec,
     EmbodimentSpec,
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
     from sim.libero.backend import Snapshot, TaskScene
 _CACHED_STATES = 4096
+# bytes that have to be free before a scene is built: its textures are there several times meanwhile
+_ROOM = {"exact": 2 << 30, "light": 1 << 30}
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
 # see sim.libero.backend.TaskScene.privileged
 _PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS
@@ -264,6 +267,7 @@ class LiberoSimulator:
             return self._scenes[task_id]
         if not self._free.alive:
             raise ValueError("this simulator is closed: make a new one")
+        self._make_room()
         scene = self._scenes[task_id] = self._build(task)
         self._drop_scenes()
         return scene
@@ -288,17 +292,31 @@ class LiberoSimulator:
             opening_draws=config.opening_draws,
         )
 
+    def _make_room(self) -> None:
+        """Drop worlds that no slot is in while the machine has too little memory for one more."""
+        keys = [scene.key for scene in self._scenes.values()]
+        idle = [task for task in self._idle() if keys.count(self._scenes[task].key) == 1]
+        while idle and 0 < free_memory_bytes() < _ROOM[self.config.look]:
+            self._drop(idle.pop(0))
+            release_memory()
+
     def _drop_scenes(self) -> None:
-        """Keep to ``built_scenes``: drop scenes that no slot is in, and worlds that no scene is
-        left of."""
-        busy = {s.scene.task.task_id for s in self._slots.values()}
-        for task_id in list(self._scenes)[:-1]:
+        """Keep to ``built_scenes``."""
+        newest = next(reversed(self._scenes))
+        for task_id in [task for task in self._idle() if task != newest]:
             if len(self._scenes) <= self.config.built_scenes:
                 break
-            if task_id not in busy:
-                del self._scenes[task_id]
-        used = {scene.key for scene in self._scenes.values()}
-        for key in [key for key in self._worlds if key not in used]:
+            self._drop(task_id)
+
+    def _idle(self) -> list[str]:
+        """Tasks whose scenes no slot is in, the least recently used one first."""
+        busy = {s.scene.task.task_id for s in self._slots.values()}
+        return [task_id for task_id in self._scenes if task_id not in busy]
+
+    def _drop(self, task_id: str) -> None:
+        """A scene, and its world where no other one is left of that."""
+        key = self._scenes.pop(task_id).key
+        if all(scene.key != key for scene in self._scenes.values()):
             self._worlds.pop(key).close()
             for s in self._slots.values():
                 s.forget(key)

@@ -67,7 +67,7 @@ def evaluate(
     now; None: in the engine); pictures and latency are the engine's all the same.
 
     ``progress`` gets (episodes finished, all episodes, successes). Episodes run in portions whose
-    images fit in 1 GiB.
+    images fit in 1 GiB, each task by task.
 
     Raises:
         ConfigError: no task is given.
@@ -93,11 +93,16 @@ def evaluate(
             if progress is not None:
                 progress(finished + done, len(episodes), won + successes)
 
+        asked = episodes[start : start + portion]
+        # task by task: a simulator whose scenes take much memory has one or two of them at a time
+        turns = sorted(range(len(asked)), key=lambda i: asked[i].task_id)
         result = (collector or engine).collect(
-            episodes[start : start + portion], deterministic=config.deterministic, progress=report
+            [asked[i] for i in turns], deterministic=config.deterministic, progress=report
         )
-        first = first or result.trajectories[0]
-        outcomes += [outcome(t, spec) for t in result.trajectories]
+        by_place = dict(zip(turns, result.trajectories, strict=True))
+        trajectories = [by_place[i] for i in range(len(asked))]
+        first = first or trajectories[0]
+        outcomes += [outcome(t, spec) for t in trajectories]
         for name in (
             "decisions",
             "control_steps",
@@ -108,10 +113,8 @@ def evaluate(
         ):
             totals[name] = totals.get(name, 0.0) + float(result.stats.get(name, 0.0))
         if config.video_episodes and spec.cameras and have_video():
-            shown = result.trajectories[: config.video_episodes - len(clips)]
-            fresh = [
-                t for t in _first_failures(result.trajectories) if t.failure not in failure_clips
-            ]
+            shown = trajectories[: config.video_episodes - len(clips)]
+            fresh = [t for t in _first_failures(trajectories) if t.failure not in failure_clips]
             chosen = {id(t): t for t in [*shown, *fresh]}  # each is replayed once
             made = dict(zip(chosen, make_clips(env, [t.whole() for t in chosen.values()])))
             clips += [made[id(t)] for t in shown]
