@@ -368,6 +368,7 @@ KINDS: dict[str, Kind] = {
             ),
             "--size": _count(84, "pixels of each of its cameras"),
             "--faults": _count(200, "at random, of the bus and of who drives it", "N"),
+            "--every": _number(1.5, "of motion before each of them", "SECONDS"),
             "--wall": _number(math.inf, "end those earlier, after so long", "MINUTES"),
             "--seed": _count(0, "of the faults"),
         },

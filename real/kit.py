@@ -64,10 +64,8 @@ class ArmKit:
 
     def limits_row(self, robot: Robot) -> Row:
         """Whether a session takes its limits."""
-        known, turns = robot.capabilities, robot.embodiment.rotation != "none"
-        keys = limit_files.needed(known.kind, turns, known.force)
         try:
-            limit_files.load(self.limits, robot.limits, keys)
+            limit_files.load_for(robot, self.limits)
         except UserError as error:
             return "limits", False, str(error), f"vla-rl robot limits {self.limits} ..."
         return "limits", True, str(self.limits), ""

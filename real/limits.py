@@ -11,11 +11,14 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from real.robots.protocol import Robot
 
 Vector = tuple[float, ...]
 
@@ -87,6 +90,12 @@ def needed(kind: str, turns: bool, force: bool) -> tuple[str, ...]:
         "observation_age",
         *(("force",) if force else ()),
     )
+
+
+def load_for(robot: Robot, path: str | Path) -> Limits:
+    """As `load`, for ``robot``."""
+    known, turns = robot.capabilities, robot.embodiment.rotation != "none"
+    return load(path, robot.limits, needed(known.kind, turns, known.force))
 
 
 def load(path: str | Path, own: Limits, keys: tuple[str, ...]) -> Limits:

@@ -65,8 +65,7 @@ class Lockstep:
         self._thought: tuple[float, dict[str, Any]] | None = None  # when it goes out, and what
         self.world, self.robot = self._made(config)
         spec, capabilities = self.robot.embodiment, self.robot.capabilities
-        keys = limit_files.needed(capabilities.kind, spec.rotation != "none", capabilities.force)
-        limits = limit_files.load(config.limits, self.robot.limits, keys)
+        limits = limit_files.load_for(self.robot, config.limits)
         settings = from_options(config.supervisor)
         name = Path(folder).name
         self.supervisor = Supervisor(self.robot, limits, settings, self.now, name)

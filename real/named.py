@@ -12,8 +12,16 @@ from typing import Any
 from vla_rl.errors import ConfigError
 
 # short names of what this repository brings
-WORLDS = {"fake": "real.robots.world:PointWorld", "tabletop": "sim.tabletop.arm:TabletopArm"}
-WORLD_CONFIGS = {"fake": "real.robots.world:PointConfig", "tabletop": "sim.tabletop.arm:ArmConfig"}
+WORLDS = {
+    "fake": "real.robots.world:PointWorld",
+    "tabletop": "sim.tabletop.arm:TabletopArm",
+    "so101": "sim.so101.table:SO101Table",
+}
+WORLD_CONFIGS = {
+    "fake": "real.robots.world:PointConfig",
+    "tabletop": "sim.tabletop.arm:ArmConfig",
+    "so101": "sim.so101.table:TableConfig",
+}
 
 
 def named(path: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ def kill_child(process: subprocess.Popen, named: str) -> None:
     )
     (child,) = [line.split()[0] for line in listed.stdout.splitlines() if named in line]
     os.kill(int(child), signal.SIGKILL)
+
+
+def spawned(*arguments: str) -> subprocess.Popen[str]:
+    """``vla-rl`` in a process of its own, whose output is one stream."""
+    call = "import sys; from vla_rl.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", call, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
 def stopped_by_guard(said: str) -> bool:

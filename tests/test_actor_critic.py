@@ -878,6 +878,38 @@ def test_iqls_advantage_is_the_smallest_critic_less_the_value():
     ]
 
 
+def test_an_actor_of_joints_decides_and_imitates_the_way_from_where_they_are():
+    names = ("a.pos", "b.pos")
+    spec = dataclasses.replace(
+        SPEC, action_names=names, action_units=("deg",) * 2, action_low=(-100.0, 0.0),
+        action_high=(100.0, 100.0), frame="joints", gripper="none", proprio_names=("other", "b.pos", "a.pos"),
+    )  # fmt: skip
+    base = Base()
+    base.embodiment = spec
+    shape = {"hidden": [8], "encoder": 8, "chunk_length": 2, "distribution": "deterministic"}
+    policy = DirectActor(DirectConfig(**shape, within=0.2), base)
+    where = Observation(
+        seen(0, 2).images, torch.tensor([[7.0, 50.0, -20.0], [7.0, 99.0, 30.0]]), ("go", "go")
+    )
+    still = policy.act(where, deterministic=True).chunk.actions  # (an untrained one's latent is 0)
+    torch.testing.assert_close(
+        still, torch.tensor([[-20.0, 50.0], [30.0, 99.0]])[:, None].expand(2, 2, 2)
+    )
+    frames = policy.features(where)
+    far = policy.to_chunk(policy.realize(torch.ones(2, 4), frames)).actions
+    torch.testing.assert_close(far[:, 0], torch.tensor([[0.0, 60.0], [50.0, 100.0]]))
+    batch = dataclasses.replace(
+        batch_of([0.0, 0.0], [1.0, 1.0], small()), valid=torch.ones(2, 2).bool(), is_human=torch.zeros(2, 2).bool(),
+        actions=torch.tensor([[[-10.0, 50.0], [-5.0, 45.0]], [[30.0, 99.0], [90.0, 99.0]]]),
+    )  # fmt: skip
+    latent, _ = policy.imitable(batch, frames)
+    torch.testing.assert_close(
+        latent, torch.tensor([[0.5, 0.0, 0.75, -0.5], [0.0, 0.0, 1.0, 0.0]]), rtol=0, atol=1e-5
+    )
+    with pytest.raises(ConfigError, match=r"actor.within counts from where joints are.*within=0"):
+        DirectActor(DirectConfig(**shape, within=0.2), Base())
+
+
 def test_a_gaussian_imitates_by_weight_and_only_what_was_executed():
     policy = DirectActor(DirectConfig(hidden=[8], encoder=8, chunk_length=2), Base())
     with torch.no_grad():

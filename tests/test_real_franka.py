@@ -4,10 +4,14 @@ stand-in is held against pylibfranka where that is installed."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import itertools
+import os
 import socket
+import time
+from pathlib import Path
 from typing import ClassVar
 
 import fake_franka
@@ -21,11 +25,12 @@ from real.franka import Kit, examine
 from real.kit import cameras_row
 from real.limits import load, needed
 from real.robots import franka_path as fr3
-from real.robots.franka import FrankaArm, FrankaConfig
+from real.robots.franka import HAND_ENDED, FrankaArm, FrankaConfig
 from real.robots.franka_hand import Hand
 from real.robots.franka_loop import Loop, named_in
 from real.robots.franka_path import JointPath, PosePath
-from real.robots.protocol import Reference
+from real.robots.guarded import Guarded
+from real.robots.protocol import Reference, RobotLost
 from real.rotations import difference, from_matrix, from_vector, matrix, multiply, normalised
 from vla_rl.cli import main
 from vla_rl.errors import ConfigError, MissingPackage
@@ -347,53 +352,70 @@ def test_a_hand_takes_the_newest_word_and_keeps_its_grasp(request):
 
 
 # -------------------------------------------------------------------------------------- the driver
-def test_a_driver_by_processes(tmp_path, monkeypatch):
-    """Its own two, on the stand-in: it moves, it is read, a killed loop is a lost robot that a
-    person brings back."""
-    import os
-    import time
-    from pathlib import Path
-
-    from real.robots.guarded import Guarded
-    from real.robots.protocol import RobotLost
-
+@pytest.fixture
+def of_processes(monkeypatch):
+    """A driver with its own two, on the stand-in: the arm, and as a session has it."""
     tests = Path(__file__).resolve().parent
     places = str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     arm = FrankaArm(address="x", control="cartesian", library="fake_franka")
     robot = Guarded(arm)
     robot.connect()
-    try:
-        first = robot.observe()
-        np.testing.assert_allclose(first.position, [0.45, 0.0, 0.4])
-        assert first.errors == () and first.jacobian.shape == (6, 7)
-        goal, end = first.position + np.array([0.0, 0.02, 0.0]), time.monotonic() + 20.0
-        while np.abs(robot.observe().position - goal).max() > 1e-3:
-            robot.command(Reference(1.0, position=goal, quaternion=first.quaternion))
-            assert time.monotonic() < end
-            time.sleep(0.005)
-        while robot.observe().gripper > 0.3:
-            assert time.monotonic() < end
-            time.sleep(0.005)
-        arm._loop.process.kill()
-        arm._loop.process.wait()
-        with pytest.raises(RobotLost, match="has ended"):
-            while True:
-                robot.observe()
-        with pytest.raises(RobotLost, match="has ended"):
-            robot.hold()
-        robot.clear()
-        while True:
-            assert time.monotonic() < end + 20.0
-            try:
-                assert robot.observe().errors == ()
-                break
-            except RobotLost:
-                time.sleep(0.01)
-    finally:
-        processes = arm._loop.process, arm._hand.process
-        robot.close()
+    yield arm, robot
+    processes = arm._loop.process, arm._hand.process
+    robot.close()
     assert all(process.poll() is not None for process in processes)
+
+
+def until(robot, wanted, each=lambda: None):
+    """What is measured once it is ``wanted``."""
+    end = time.monotonic() + 20.0
+    while True:
+        with contextlib.suppress(RobotLost):
+            if wanted(measured := robot.observe()):
+                return measured
+        each()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_driver_by_processes(of_processes):
+    """It moves, it is read, a killed loop is a lost robot that a person brings back."""
+    arm, robot = of_processes
+    first = robot.observe()
+    np.testing.assert_allclose(first.position, [0.45, 0.0, 0.4])
+    assert first.errors == () and first.jacobian.shape == (6, 7)
+    goal = first.position + np.array([0.0, 0.02, 0.0])
+    closed = Reference(1.0, position=goal, quaternion=first.quaternion)
+    until(
+        robot,
+        lambda m: np.abs(m.position - goal).max() <= 1e-3,
+        lambda: robot.command(closed),
+    )
+    until(robot, lambda m: m.gripper <= 0.3)
+    arm._loop.process.kill()
+    arm._loop.process.wait()
+    with pytest.raises(RobotLost, match="has ended"):
+        while True:
+            robot.observe()
+    with pytest.raises(RobotLost, match="has ended"):
+        robot.hold()
+    robot.clear()
+    assert until(robot, lambda m: True).errors == ()
+
+
+def test_a_killed_hand_is_an_error_until_a_person_has_it_start_anew(of_processes):
+    arm, robot = of_processes
+    first = robot.observe()
+    arm._hand.process.kill()
+    arm._hand.process.wait()
+    until(robot, lambda m: m.errors == (HAND_ENDED,))
+    opened = Reference(-1.0, position=first.position, quaternion=first.quaternion)
+    robot.command(opened)
+    until(robot, lambda m: m.errors == (HAND_ENDED,))
+    robot.clear()
+    seen = until(robot, lambda m: m.gripper > 0.9, lambda: robot.command(opened))
+    assert seen.errors == ()
 
 
 def test_limits_of_the_driver_are_frankas_by_a_share():

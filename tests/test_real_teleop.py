@@ -24,6 +24,7 @@ from real.teleop.protocol import DeviceLost, Sample
 from real.teleop.scripted import (
     LAG_S,
     Doing,
+    Expert,
     OperatorConfig,
     Random,
     ScriptedOperator,
@@ -308,7 +309,7 @@ def test_leaders_of_lerobot_by_name():
 
 
 # -------------------------------------------------------------------------------- scripted operator
-class Line:
+class Line(Expert):
     """A task: get from 0 to 1. The expert pushes forward."""
 
     def __init__(self) -> None:

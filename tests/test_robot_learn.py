@@ -7,8 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_helpers import kill_child, stopped_by_guard
+from real_helpers import kill_child, spawned, stopped_by_guard
 
 from benchmarks.learning.curves import reached
 from benchmarks.robot import hil
@@ -678,13 +676,7 @@ def test_a_session_and_its_learner_may_be_killed_and_the_same_command_goes_on(st
     ]
     asked = ["--robot", "fake", "--out", str(out), "--headless", "--episodes", "4"]
     given = ["robot", "learn", str(start), *asked, *own, *slow]
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from vla_rl.cli import main; sys.exit(main())",
-        *given,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = spawned(*given)
     said = []
     assert process.stdout is not None
     for text in process.stdout:
@@ -697,10 +689,11 @@ def test_a_session_and_its_learner_may_be_killed_and_the_same_command_goes_on(st
     process.communicate()
     # a guard that stops the arm, as this machine is too busy, ends a session too: once more
     for _ in range(6):
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if not stopped_by_guard(ended.stdout):
+        again = spawned(*given)
+        told = again.communicate()[0]
+        if not stopped_by_guard(told):
             break
-    assert ended.returncode == 0, (said, ended.stdout)
+    assert again.returncode == 0, (said, told)
     replay = Replay(out / "replay", episodes=None)
     assert replay.last_ticket == replay.episodes >= 4
     lines = (out / "replay" / "journal.jsonl").read_bytes().splitlines()

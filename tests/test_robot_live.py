@@ -4,14 +4,12 @@ waits for it."""
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from real_helpers import kill_child, stopped_by_guard
+from real_helpers import kill_child, spawned, stopped_by_guard
 from test_robot_learn import EXACT, FAKE, RAISE, SPEC, composed, helped
 
 from policies.settings import SmallConfig
@@ -302,18 +300,9 @@ def test_a_reward_that_is_fitted_on_the_way_is_shown_from_then_on(tmp_path, rise
 
 @pytest.mark.slow
 def test_a_reward_that_dies_does_not_end_the_session(tmp_path, riser, classifier):
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from vla_rl.cli import main; sys.exit(main())",
-        "robot",
-        "run",
-    ]
-    given = [*command, "--headless", "--episodes", "3", *asked_for(tmp_path, riser, classifier)]
+    given = ["--headless", "--episodes", "3", *asked_for(tmp_path, riser, classifier)]
     for i in range(6):
-        process = subprocess.Popen(
-            [*given, f"name=s{i}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        process = spawned("robot", "run", *given, f"name=s{i}")
         said = []
         assert process.stdout is not None
         for text in process.stdout:

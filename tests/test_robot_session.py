@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from real_helpers import LIMITS, Clock, Rig, point_robot, stopped_by_guard
+from real_helpers import LIMITS, Clock, Rig, point_robot, spawned, stopped_by_guard
 from session_policy import Mover, Stubborn
 
 import real.body
@@ -722,17 +722,8 @@ def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys)
 
 @pytest.mark.slow
 def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover):
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from vla_rl.cli import main; sys.exit(main())",
-        "robot",
-        "run",
-    ]
     given = overrides(tmp_path, mover, "console.port=0", "robot.horizon=6")
-    process = subprocess.Popen(
-        [*command, *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = spawned("robot", "run", *given)
     said = []
     assert process.stdout is not None
     for text in process.stdout:
@@ -755,17 +746,8 @@ def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover)
 def begun(*arguments: str, until: str):
     """(the process, what it has said up to the line that begins with ``until``); begun anew where
     the guard has stopped the arm, since this machine is too busy for a session."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from vla_rl.cli import main; sys.exit(main())",
-        "robot",
-        *arguments,
-    ]
     for _ in range(6):
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        process = spawned("robot", *arguments)
         said: list[str] = []
         assert process.stdout is not None
         for text in process.stdout:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from test_so101 import buses as _buses
-from test_so101 import kit, sdk  # noqa: F401  (fixtures)
+from test_so101 import installed, kit, sdk  # noqa: F401  (fixtures)
 
 from real.journal import journals, read
 from sim.so101.joints import LEROBOT_NAMES

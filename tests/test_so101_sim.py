@@ -8,6 +8,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from sim.so101 import servos
 from sim.so101.joints import HIGH, LEROBOT_NAMES, LOW, NAMES, Units, embodiment
 from sim.so101.tasks import REGION, TASKS, place_cube
 from vla_rl import splits
@@ -189,6 +190,86 @@ def test_cameras_of_the_bus_show_what_the_simulator_shows(tmp_path):
     finally:
         camera.close()
         own.close()
+
+
+@needs_model
+@pytest.mark.real_sim
+def test_an_arm_that_lost_its_power_leaves_the_next_at_that_table_its_own():
+    """They share what is compiled."""
+    from sim.so101.bus import Bus
+    from sim.so101.world import Scene, World
+
+    scene = Scene()
+    bus = Bus(world=World(scene))
+    for servo in bus.servos:
+        servo.write(servos.TORQUE, b"\x01")
+    bus.advance(0.1)
+    whole = scene.model.actuator_gainprm.copy()
+    bus.sag(0.0)
+    bus.advance(0.1)
+    assert not scene.model.actuator_gainprm.any(), "limp"
+    World(scene)
+    np.testing.assert_array_equal(scene.model.actuator_gainprm, whole)
+    scene.close()
+
+
+@needs_model
+@pytest.mark.real_sim
+def test_a_scripted_person_with_a_leader_lifts_what_a_policy_leaves(tmp_path):
+    """`robot=so101_sim` in virtual time: the policy stands still, the person takes over."""
+    import contextlib
+
+    from real.acting import ActingConfig
+    from real.body import BodyConfig
+    from real.episodes import Plan
+    from real.lockstep import Lockstep
+    from real.messages import State
+    from real.tasks import Task
+    from vla_rl.config.robot import OperatorSettings, compose
+    from vla_rl.robot.operator import make_operator
+
+    robot = compose(["robot=so101_sim"]).robot
+    config = BodyConfig(
+        limits=str(robot.limits), world=robot.world, options={"camera_size": 16}, record=False,
+        supervisor={"required": ["guard"], "cameras": ["front", "wrist"]}, camera_hz=20.0,
+    )  # fmt: skip
+    told, done = [], []
+    with contextlib.closing(Lockstep(tmp_path, config)) as session:
+        assert session.robot.embodiment == embodiment(session.robot.embodiment.cameras)
+        person = OperatorSettings(longest_s=9.0, help_gain=0.6)
+        session.watched(make_operator(person, session.world))
+        session.join("test", "viewer", lambda m: told.append(m) if isinstance(m, State) else None)
+        session.run(
+            Plan((Task("lift_cube", "lift it", horizon=260),), 1, alone=True),
+            lambda images, proprio, text, first: np.tile(proprio, (4, 1)),
+            "still", ActingConfig(), done.append,
+        )  # fmt: skip
+    assert [o.success for o in done] == [True] and done[0].pauses == 0
+    led = np.array([m.joints for m in told if m.mode == "HUMAN"])
+    assert 3.0 < len(led) / 100.0 < 9.0, "seconds of help, at half of the expert's speed"
+    assert np.abs(np.diff(led, axis=0)).max() < 1.0, "its hand makes no jump"
+    assert {m.mode for m in told} <= {"IDLE", "READY", "AUTO", "HUMAN"}
+
+
+@needs_model
+@pytest.mark.real_sim
+def test_a_table_counts_its_starts_and_keeps_those_that_are_held_out_apart():
+    from sim.so101.table import SO101Table, TableConfig
+
+    table = SO101Table(TableConfig(camera_size=16, split="held_out"))
+    for episode, start in (({}, 1), ({"task": "lift_cube/7: lift it"}, 7), ({}, 8)):
+        table.reset(episode)
+        np.testing.assert_allclose(table._world.cube[:2], place_cube(start, "held_out")[:2])
+    before = table.progress()
+    table.limp(True)
+    table.advance(0.5)
+    assert table.progress() != before and not table.success()
+    table.reset({})
+    table.advance(0.5)
+    from sim.so101.world import HOME
+
+    np.testing.assert_allclose(table.read()["joints"], HOME, atol=4.0)
+    table.close()
 
 
 def test_a_simulated_camera_of_no_such_view():

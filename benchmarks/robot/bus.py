@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -23,15 +24,16 @@ import numpy as np
 from benchmarks.measuring import say, table
 from benchmarks.robot.bus_arm import LATENCY_S, BusSession
 from benchmarks.robot.people import Person
-from benchmarks.robot.soak import BAD, Kind, Over
+from benchmarks.robot.soak import Kind, Over, Told
 from real.acting import ActingConfig
 from real.episodes import Outcome, Plan
-from real.messages import Message, State
+from real.journal import SUFFIX, read
+from real.messages import Message, Notice, State
 from real.so101 import FIRST
 from real.tasks import Task
-from sim.gl import ensure_backend
 from sim.so101.bus import VOLTS
 from sim.so101.servos import STEPS
+from sim.so101.world import Scene
 from vla_rl.errors import ConfigError
 from vla_rl.specs import EpisodeSpec
 
@@ -54,21 +56,24 @@ ENDING = {
     "power off": Kind((0.1, 1), (0, 3), _MOVING),  # its servos start without torque
 }
 KINDS = FAULTS | ENDING
+ARMS = ("unplug", "lose", "corrupt", "deaf", "late")  # it does not answer, now and then
 _PER_BAG = 4  # of each kind that ends no session, for one of each that does
-_EVERY_S = 1.5  # from motion to the next fault
 _REST = 3.0  # degrees a second: slower is a standstill
 _WINDOW = 5  # ticks, over which a speed is measured
 _BEYOND = 1.0  # degrees that an arm may give way beyond its limits
 _ROUNDING = 1.5 * 360.0 / STEPS  # degrees, of a goal in steps
 _GIVES_UP_S = 30.0
+_HOLD_S = 0.17  # in which it is to be told to hold
+_HOLDS_S = 0.05  # longer than between two chunks
 _SETTLED_S = 1.0  # in which an arm that was just put somewhere gives way to its weight
 _STEP = 3.0  # degrees a control step, as fast as the limits allow
 
 
 @dataclass
 class Struck:
-    """One fault. ``hold_s`` from it until the arm stood still (None: nothing stopped it, or it went
-    on), ``speed`` degrees a second as it struck."""
+    """One fault, at ``speed`` degrees a second. ``hold_s`` from it until the session drove the
+    arm no further, of `ARMS` from when it had answered last (None: nothing stopped it);
+    ``rest_s`` from it until the arm stood still (None: it did not)."""
 
     kind: str
     at: float
@@ -77,6 +82,7 @@ class Struck:
     speed: float
     stopped: bool = False
     hold_s: float | None = None
+    rest_s: float | None = None
     moved_on: bool = False
 
 
@@ -98,16 +104,25 @@ class Sway:
 class Campaign:
     """``count`` faults, over as many sessions as they take."""
 
-    def __init__(self, folder: Path, scene: Any, count: int, seed: int, wall_s: float = math.inf):
-        self.folder, self.scene, self.count = folder, scene, count
+    def __init__(
+        self,
+        folder: Path,
+        scene: Scene,
+        count: int,
+        seed: int,
+        every_s: float,
+        wall_s: float = math.inf,
+    ):
+        self.folder, self.scene, self.count, self.every_s = folder, scene, count, every_s
         self.wall_s, self.until = wall_s, math.inf  # from when the first session is there
         self.rng = np.random.default_rng(seed)
         self.struck: list[Struck] = []
         self.problems: list[str] = []
         self.bag: list[str] = []
-        self.sessions, self.seconds = 0, 0.0
-        # worst of all: degrees, degrees a second that were told and that were seen; ticks
-        self.beyond, self.told, self.fastest, self.dropped = 0.0, 0.0, 0.0, 0
+        self.sessions, self.seconds, self.records = 0, 0.0, 0
+        # worst of all: degrees beyond a limit, and at once; degrees a second that were told and that
+        # were seen; ticks
+        self.beyond, self.step, self.told, self.fastest, self.dropped = 0.0, 0.0, 0.0, 0.0, 0
 
     def run(self) -> None:
         while not self.over:
@@ -134,6 +149,7 @@ class Campaign:
 class _Session:
     def __init__(self, campaign: Campaign, folder: Path):
         self.campaign, self.rng = campaign, campaign.rng
+        self.folder, self._told = folder, Told()
         self.lockstep = BusSession(folder, campaign.scene)
         self.arm, self.bus = self.lockstep.robot, self.lockstep.robot.bus
         self.lockstep.join("campaign", "viewer", self._hear)
@@ -145,8 +161,9 @@ class _Session:
         self._undo: list[Any] = []
         self._path: list[tuple[float, np.ndarray]] = []
         self._last_motion = 0.0
+        self._halted: tuple[float, float] | None = None  # since when, and when it had answered
         self._powered = True
-        self._stuck = self._settled = 0.0
+        self._moved, self._settled = self.lockstep.now, 0.0
         self._begun = -1
         self._goal: tuple[float, np.ndarray, bool] = (0.0, np.zeros(5), False)
         campaign.until = min(campaign.until, time.perf_counter() + campaign.wall_s)
@@ -159,16 +176,33 @@ class _Session:
             self.lockstep.run(
                 Plan((task,), judged=False), policy, "sway", ActingConfig(), lambda _: None
             )
+        recorder = self.lockstep.recorder
+        running = recorder is not None and recorder.journal is not None
         self.lockstep.close()
-        self.bus.cable.unplug()
+        if running:
+            self._compare()
+        self.arm.unplug()
+        shutil.rmtree(self.folder)
 
     # --------------------------------------------------------------------------------- what is seen
     def _hear(self, message: Message) -> None:
+        self._told.hear(message)
         if isinstance(message, State):
             self._look(message)
+        elif isinstance(message, Notice) and message.name in ("end_episode", "discard"):
+            self._compare()
+
+    def _compare(self) -> None:
+        """The newest record with what was said to the recorder."""
+        journals = (self.folder / "session" / "journal").glob(f"*{SUFFIX}")
+        episode = read(max(journals, key=lambda path: path.name), pictures=False)
+        for name, (told, found) in self._told.against(episode).items():
+            self.campaign.records += found
+            if told != found:
+                self._problem(f"{told} {name}s were told, {found} recorded")
 
     def _look(self, state: State) -> None:
-        now, world = self.lockstep.now, self.arm.world
+        now, world = self.arm.now, self.arm.world  # (its own time: a call that lasts is in it)
         self._path = [*self._path[-_WINDOW:], (now, world.told())]
         if self.arm.begun != self._begun:  # it was put elsewhere
             self._begun, self._path, self._settled = (
@@ -181,7 +215,7 @@ class _Session:
         if len(self._path) <= _WINDOW:
             speed = np.zeros(6)
         if self._powered and now > self._settled:
-            self._judge(here, speed, now, bool(state.reference))
+            self._judge(here, speed, self.lockstep.now, bool(state.reference))
         fastest = float(speed[:5].max())
         self._last_motion = now if fastest > _REST else self._last_motion
         moving = state.mode == "AUTO" and not state.holding
@@ -191,23 +225,27 @@ class _Session:
             raise Over
         elif moving and fastest > 5.0:
             self._moving_since = min(self._moving_since, now)
-            if now - self._moving_since > _EVERY_S:
+            if now - self._moving_since > self.campaign.every_s:
                 self._strike(now, fastest)
-        self._stuck = 0.0 if moving else self._stuck + 0.01
-        if self._stuck > _GIVES_UP_S:
+        self._moved = now if moving and fastest > _REST else self._moved
+        if now - self._moved > _GIVES_UP_S:
             self._problem(f"nothing moved for {_GIVES_UP_S:g} s: {state.mode}, {state.faults}")
             raise Over
 
     def _judge(self, here: np.ndarray, speed: np.ndarray, now: float, driven: bool) -> None:
-        """What its servos were told while somebody drove, and where the arm is."""
+        """What its servos were told while somebody drove, and where the arm is. ``now`` is the
+        session's: an answer that was late has held up a goal, and the next comes at once."""
         c = self.campaign
         goal = np.array([servo.goal for servo in self.bus.servos])[:5] * 360.0 / STEPS
         before, self._goal = self._goal, (now, goal, driven)
         if before[2] and driven:
             if (goal == before[1]).all():
                 self._goal = before  # (a lost one is made up for by the next)
-            rate = (np.abs(goal - before[1]).max() - _ROUNDING) / max(now - before[0], 1e-3)
-            c.told = max(c.told, float(rate))
+            step = float(np.abs(goal - before[1]).max()) - _ROUNDING
+            rate = step / max(now - before[0], 1e-3)
+            c.told, c.step = max(c.told, rate), max(c.step, step)
+            if step > float(FIRST["joint_step"]):
+                self._problem(f"a servo is told to go on by {step:.1f} degrees at once")
             if rate > float(FIRST["joint_speed"]):
                 self._problem(f"a servo is told to go at {rate:.0f} degrees a second")
         beyond = float(np.maximum(self._low - here, here - self._high)[:5].max())
@@ -247,7 +285,7 @@ class _Session:
         elif name in ("supervisor frozen", "supervisor killed"):
             session.frozen_until = session.now + seconds
         elif name == "unplug":
-            bus.cable.unplug()
+            self.arm.unplug()
             undo.append(bus.cable.plug)
         elif name in ("lose", "corrupt", "deaf"):
             bus.strike(**{name: value}, seed=int(self.rng.integers(2**31)))
@@ -265,9 +303,18 @@ class _Session:
 
     def _follow(self, fault: Struck, state: State, now: float, moving: bool) -> None:
         """Until it is over, and the arm has moved on, or the session has ended."""
-        fault.stopped |= state.mode in BAD or (state.holding and now > fault.at + 0.05)
-        if fault.stopped and fault.hold_s is None and now - self._last_motion > 0.15:
-            fault.hold_s = round(max(0.0, self._last_motion - fault.at), 3)
+        if state.reference:
+            self._halted = None
+        elif self._halted is None:
+            self._halted = now, self.arm.heard
+        if fault.hold_s is None and self._halted and now - self._halted[0] > _HOLDS_S:
+            since, heard = self._halted
+            begins = max(fault.at, heard) if fault.kind in ARMS else fault.at
+            fault.stopped, fault.hold_s = True, round(max(0.0, since - begins), 3)
+            if fault.hold_s > _HOLD_S:
+                self._problem("nothing held it for too long")
+        if fault.rest_s is None and now - max(self._last_motion, fault.at) > 0.15:
+            fault.rest_s = round(max(0.0, self._last_motion - fault.at), 3)
         if now < self._until:
             return
         for end in self._undo:
@@ -277,11 +324,11 @@ class _Session:
             raise Over
         if moving and now > self._until + 0.3:
             fault.moved_on = True
-            self._fault, self._moving_since = None, math.inf
+            self._fault, self._halted, self._moving_since = None, None, math.inf
 
 
 # --------------------------------------------------------------------------------------- success
-def _on_the_bus(checkpoint: str, folder: Path, scene: Any, episodes: int, size: int) -> list[Any]:
+def _on_the_bus(checkpoint: str, folder: Path, scene: Scene, episodes: int, size: int) -> list[Any]:
     """Each held-out state once; whether it succeeded, and its control steps."""
     from vla_rl.robot.policy import load
     from vla_rl.robot.session import require_same
@@ -299,7 +346,7 @@ def _on_the_bus(checkpoint: str, folder: Path, scene: Any, episodes: int, size: 
     plan = Plan(tasks, episodes, alone=True)
     conductor = session.run(plan, decide, version, ActingConfig(), told)
     session.close()
-    session.robot.bus.cable.unplug()
+    session.robot.unplug()
     if conductor.problem:
         say(f"the session ended: {conductor.problem}")
     return done
@@ -337,14 +384,12 @@ def _in_the_env(checkpoint: str, episodes: int, size: int) -> list[Any]:
 
 
 def measure(
-    checkpoint: str, episodes: int, size: int, faults: int, seed: int, wall: float
+    checkpoint: str, episodes: int, size: int, faults: int, every: float, seed: int, wall: float
 ) -> dict[str, Any]:
-    """Faults end after ``wall`` minutes on the wall's clock, if not before."""
+    """A fault comes ``every`` so many seconds of motion after the one before. They end after
+    ``wall`` minutes on the wall's clock, if not before."""
     if not checkpoint and not faults:
         raise ConfigError("--faults 0 without --checkpoint measures nothing: give one of them")
-    ensure_backend()
-    from sim.so101.world import Scene
-
     document: dict[str, Any] = {"seed": seed, "checkpoint": checkpoint, "load": os.getloadavg()[0]}
     scene = Scene()
     with tempfile.TemporaryDirectory(prefix="bus") as place:
@@ -352,7 +397,7 @@ def measure(
             document["env"] = _in_the_env(checkpoint, episodes, size)
             document["bus"] = _on_the_bus(checkpoint, Path(place) / "s", scene, episodes, size)
         if faults:
-            campaign = Campaign(Path(place), scene, faults, seed, 60.0 * wall)
+            campaign = Campaign(Path(place), scene, faults, seed, every, 60.0 * wall)
             campaign.run()
             document |= _document(campaign)
     scene.close()
@@ -363,27 +408,30 @@ def _document(campaign: Campaign) -> dict[str, Any]:
     rows = []
     for kind in KINDS:
         mine = [s for s in campaign.struck if s.kind == kind]
-        holds = [s.hold_s for s in mine if s.hold_s is not None]
+        counts = {"count": len(mine), "stopped": sum(s.stopped for s in mine)}
         rows.append(
-            {
-                "kind": kind,
-                "count": len(mine),
-                "stopped": sum(s.stopped for s in mine),
-                "moved_on": sum(s.moved_on for s in mine),
-                "hold_s": {"median": float(np.median(holds)), "max": max(holds)} if holds else None,
-            }
+            {"kind": kind, **counts, "moved_on": sum(s.moved_on for s in mine)}
+            | {"hold_s": _spread([s.hold_s for s in mine])}
+            | {"rest_s": _spread([s.rest_s for s in mine])}
         )
     return {
         "faults": rows,
         "struck": [vars(s) for s in campaign.struck],
         "sessions": campaign.sessions,
         "virtual_s": campaign.seconds,
+        "records": campaign.records,
         "most_beyond_deg": campaign.beyond,
         "told_deg_s": campaign.told,
+        "most_at_once_deg": campaign.step,
         "fastest_deg_s": campaign.fastest,
         "torque_dropped": campaign.dropped,
         "problems": campaign.problems,
     }
+
+
+def _spread(seconds: list[float | None]) -> dict[str, float] | None:
+    known = [s for s in seconds if s is not None]
+    return {"median": float(np.median(known)), "max": max(known)} if known else None
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -396,17 +444,23 @@ def text(document: Mapping[str, Any]) -> str:
         alike = sum(a == b for a, b in pairs)
         lines.append(f"the same outcome in {alike} of {len(pairs)} states")
     if "faults" in document:
-        rows = [("fault", "struck", "stopped", "moved on", "stands still after")]
+        rows = [("fault", "struck", "stopped", "moved on", "holds after", "stands still after")]
         for row in document["faults"]:
-            hold = row["hold_s"]
-            words = f"median {hold['median']:.2f} s, at most {hold['max']:.2f} s" if hold else ""
+            words = [
+                f"median {row[key]['median']:.2f} s, at most {row[key]['max']:.2f} s"
+                if row[key]
+                else ""
+                for key in ("hold_s", "rest_s")
+            ]
             counts = (str(row[name]) for name in ("count", "stopped", "moved_on"))
-            rows.append((row["kind"], *counts, words))
+            rows.append((row["kind"], *counts, *words))
         lines.append(table(rows))
         lines.append(
-            f"{document['sessions']} sessions, {document['virtual_s']:.0f} virtual s; at most "
+            f"{document['sessions']} sessions, {document['virtual_s']:.0f} virtual s, "
+            f"{document['records']} records; at most "
             f"{document['most_beyond_deg']:.2f} degrees beyond a limit, told at most "
-            f"{document['told_deg_s']:.0f} and seen at {document['fastest_deg_s']:.0f} degrees a "
+            f"{document['told_deg_s']:.0f} (by {document['most_at_once_deg']:.1f} degrees at once) "
+            f"and seen at {document['fastest_deg_s']:.0f} degrees a "
             "second; torque dropped unasked "
             f"{document['torque_dropped']} times; {len(document['problems'])} problems"
         )

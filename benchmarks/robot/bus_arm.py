@@ -1,5 +1,6 @@
 """A session in virtual time with an SO-101 behind its serial bus: lerobot's own follower and its
-maker's SDK, unchanged, on the pty of `sim.so101.bus`; only the clock of the SDK is another.
+maker's SDK, unchanged, on the pty of `sim.so101.bus`; only the clock of the SDK is another, and its bytes take
+no pty's time (`_Line`).
 
 Whenever the SDK looks at that clock, half a millisecond has passed: for the arm, and for an answer
 that is on its way. So what a call costs is counted, a packet that is lost costs its time-out, and
@@ -9,11 +10,8 @@ a process of the arm's own: the ticks that it misses meanwhile are left out.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import select
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -50,8 +48,8 @@ class BusArm:
         # the arm's own time, ahead of the session's while a call lasts
         self.now = self.session_now = 1.0
         self._due = 0.0  # physics (s)
-        self._answers: deque[tuple[float, bytes]] = deque()
         self.late_s = LATENCY_S  # of every answer
+        self.heard = self.now  # when it answered last
         self.world = World(scene)
         self.world.begin(place_cube(0, "held_out"))
         self.bus = Bus(folder / "follower", MOUNTED["follower"], pace=STEP_S, world=self.world)
@@ -60,17 +58,11 @@ class BusArm:
         # (a policy acts on pictures: without any they are blank)
         self.size, self.cameras = cameras or 8, CAMERAS if cameras else CAMERAS[:1]
         self._blank, self._number = not cameras, -1
+        calibrated(self.bus, folder / "follower.json")
         options = {"port": str(folder / "follower"), "id": "follower", "use_degrees": True,
-                   "cameras": {}, "calibration_dir": str(calibrated(self.bus, folder))}  # fmt: skip
+                   "cameras": {}, "calibration_dir": str(folder)}  # fmt: skip
         self.own = SO101Arm(FOLLOWER, options, clock=lambda: self.session_now)
-        port = self.own.device.bus.port_handler
-        port.getCurrentTime, write = self._look, port.writePort
-
-        def written(packet: Any) -> Any:
-            self._hear()  # (a line that is full would wait for ever)
-            return write(packet)
-
-        port.writePort = written
+        self._wired(self.own.device.bus.port_handler)
         self._robot = Guarded(self.own)
         self._robot.connect()
         self.limits = self.own.limits
@@ -87,21 +79,23 @@ class BusArm:
     # ------------------------------------------------------------------------------------- its time
     def _look(self) -> float:
         """The clock that lerobot's SDK has (ms)."""
-        self._hear()
         self._pass(LOOK_S)
         return 1e3 * self.now
 
-    def _hear(self) -> None:
-        """What was sent to the servos, and their answers that are due."""
-        line = self.bus.cable.controller
-        if line < 0:
-            return
-        with contextlib.suppress(OSError):
-            while select.select([line], [], [], 0.0)[0]:
-                reply = self.bus.answer(os.read(line, 4096))
-                self._answers.append((self.now + self.late_s, reply))
-            while self._answers and self._answers[0][0] <= self.now:
-                os.write(line, self._answers.popleft()[1])
+    def _wired(self, port: Any) -> None:
+        """``port`` of lerobot's SDK has that clock, and a `_Line` whenever it is opened."""
+        setup = port.setupPort
+
+        def opened(speed: int) -> Any:
+            done = setup(speed)
+            port.ser = self._line = _Line(port.ser, self)
+            return done
+
+        port.getCurrentTime, port.setupPort = self._look, opened
+
+    def unplug(self) -> None:
+        self.bus.cable.unplug()
+        self._line.out = True
 
     def _pass(self, seconds: float) -> None:
         self.now += seconds
@@ -118,7 +112,9 @@ class BusArm:
 
     # ----------------------------------------------------------------------------------- as a robot
     def observe(self) -> Any:
-        return self._robot.observe()
+        seen = self._robot.observe()
+        self.heard = self.now
+        return seen
 
     def command(self, reference: Any) -> None:
         self._robot.command(reference)
@@ -163,9 +159,46 @@ class BusArm:
         return [Picture(name, self._number, self.now, image) for name, image in seen.items()]
 
 
-def calibrated(bus: Bus, folder: Path) -> Path:
-    """lerobot's file of an arm that was calibrated by its whole range, and the same numbers in its
-    servos. Returns the file's folder."""
+class _Line:
+    """An open serial port whose bytes are at the servos at once, and whose answers come when they
+    are due in ``arm``'s time: a pty takes as long as this machine is busy. ``out``: it is the
+    real one, which has hung up."""
+
+    def __init__(self, port: Any, arm: BusArm):
+        self._port, self._arm = port, arm
+        self._coming: deque[tuple[float, bytes]] = deque()
+        self._came, self.out = b"", False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def write(self, packet: Any) -> Any:
+        if self.out:
+            return self._port.write(packet)
+        answer = self._arm.bus.answer(bytes(packet))
+        self._coming.append((self._arm.now + self._arm.late_s, answer))
+        return len(packet)
+
+    def read(self, length: int) -> Any:
+        if self.out:
+            return self._port.read(length)
+        self._arrive()
+        found, self._came = self._came[:length], self._came[length:]
+        return found
+
+    def reset_input_buffer(self) -> None:
+        self._port.reset_input_buffer()
+        self._arrive()
+        self._came = b""
+
+    def _arrive(self) -> None:
+        while self._coming and self._coming[0][0] <= self._arm.now:
+            self._came += self._coming.popleft()[1]
+
+
+def calibrated(bus: Bus, file: Path) -> None:
+    """lerobot's ``file`` of an arm that was calibrated by its whole range, and the same numbers in
+    its servos."""
     rows = {}
     for motor, servo, (low, high) in zip(NAMES, bus.servos, bus.arm.joints.ranges):
         half = servos.STEPS // 2
@@ -180,8 +213,7 @@ def calibrated(bus: Bus, folder: Path) -> Path:
         servo.write(servos.OFFSET, bytes(servo.memory[servos.OFFSET : servos.OFFSET + 2]))
         for place, key in ((servos.MIN, "range_min"), (servos.MAX, "range_max")):
             servo.write(place, row[key].to_bytes(2, "little"))
-    (folder / "follower.json").write_text(json.dumps(rows), encoding="utf-8")
-    return folder
+    file.write_text(json.dumps(rows), encoding="utf-8")
 
 
 class BusSession(Lockstep):

@@ -30,7 +30,7 @@ from real import limits as limit_files
 from real.acting import ActingConfig
 from real.body import BodyConfig
 from real.episodes import Plan
-from real.journal import OPEN, SUFFIX, read, recover
+from real.journal import OPEN, SUFFIX, Episode, read, recover
 from real.lockstep import OPERATOR, Lockstep
 from real.messages import Message, Notice, State
 from real.tasks import Task
@@ -106,6 +106,30 @@ class Struck:
     mode: str
     stopped: bool = False
     moved_on_s: float | None = None
+
+
+class Told:
+    """What was said to a recorder since an episode began, to be held against what it wrote."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def hear(self, message: Message) -> None:
+        if message.kind in ("state", "chunk", "frame", "event", "notice"):
+            self.counts[message.kind] += 1
+        if isinstance(message, Notice) and message.name == "begin":
+            self.counts = Counter({"notice": 1})
+
+    def against(self, episode: Episode) -> dict[str, tuple[int, int]]:
+        """{kind: how many were told, and recorded}."""
+        found = {
+            "state": len(episode.ticks),
+            "chunk": len(episode.chunks),
+            "frame": sum(map(len, episode.frames.values())),
+            "event": len(episode.events),
+            "notice": len(episode.notices),
+        }
+        return {name: (self.counts[name], n) for name, n in found.items()}
 
 
 class Soak:
@@ -185,8 +209,7 @@ class _Session:
         self.operator = WorldExpert(world, 0.5)
         self.lockstep.join("soak", "viewer", self._hear)
         self._watch()
-        # what was said to the recorder since the episode began
-        self._told: Counter[str] = Counter()
+        self._told = Told()
         self._camera_faults, self._camera_until = False, 0.0  # whether one was in this episode
         self._fault: Struck | None = None
         self._due = self._waited = self.lockstep.now + soak.every
@@ -228,11 +251,8 @@ class _Session:
 
     # -------------------------------------------------------------------------------- every message
     def _hear(self, message: Message) -> None:
-        if (
-            message.kind in ("state", "chunk", "frame", "event", "notice")
-            and self.lockstep.recorder is not None
-        ):
-            self._told[message.kind] += 1
+        if self.lockstep.recorder is not None:
+            self._told.hear(message)
         if isinstance(message, Notice):
             self._notice(message)
         elif isinstance(message, State):
@@ -240,7 +260,6 @@ class _Session:
 
     def _notice(self, n: Notice) -> None:
         if n.name == "begin":
-            self._told = Counter({"notice": 1})
             self._camera_faults = self._camera_fault
             self.policy.begin("stuck" if self._wants_help else "")
         elif n.name in ("end_episode", "discard") and self.lockstep.recorder is not None:
@@ -400,19 +419,13 @@ class _Session:
     def _check(self, path: Path, killed: bool = False) -> None:
         """Hold a closed episode against what was told; keep it only where something is wrong."""
         soak, episode = self.soak, read(path, pictures=False)
-        found = {
-            "state": len(episode.ticks),
-            "chunk": len(episode.chunks),
-            "frame": sum(map(len, episode.frames.values())),
-            "event": len(episode.events),
-            "notice": len(episode.notices),
-        }
+        counts = self._told.against(episode)
         wrong = [
-            f"{self._told[name]} {name}s were told, {n} recorded"
-            for name, n in found.items()
-            if n != self._told[name]
+            f"{told} {name}s were told, {n} recorded"
+            for name, (told, n) in counts.items()
+            if n != told
         ]
-        soak.counts["lost"] += sum(abs(n - self._told[name]) for name, n in found.items())
+        soak.counts["lost"] += sum(abs(n - told) for told, n in counts.values())
         cameras = tuple(f"{name}: " for name in episode.frames)
         for text in check(episode):
             if text.startswith(cameras) and self._camera_faults and "were not recorded" not in text:
@@ -422,7 +435,10 @@ class _Session:
         for text in wrong:
             self._problem(f"{path.parent.parent.name}/{path.name}: {text}")
         soak.counts.update(
-            episodes=1, recovered=int(killed), records=sum(found.values()), ticks=found["state"]
+            episodes=1,
+            recovered=int(killed),
+            records=sum(n for _, n in counts.values()),
+            ticks=len(episode.ticks),
         )
         labels = [e["value"] for e in episode.events if e["name"] == "label"]
         soak.counts["successes"] += labels[-1:] == ["success"]

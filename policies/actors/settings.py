@@ -119,9 +119,15 @@ class ResidualConfig(GripperConfig):
 @dataclass
 class DirectConfig(GripperConfig):
     """Actions of its own, ``chunk_length`` control steps a decision; of the frozen policy it
-    only takes what that sees."""
+    only takes what that sees.
+
+    ``within`` above 0, for actions that say where each joint is to go: they lie within so many
+    half-ranges of where the joint is as the decision begins, and are learned as the way from there
+    (a joint's range is wide, and what is done next is near)."""
 
     chunk_length: int = bound(1, ge=1)
+    # half-ranges from where each joint is; 0: anywhere
+    within: float = bound(0.0, ge=0, le=2, hint="half-ranges of an action, or 0 for anywhere")
 
 
 @dataclass

@@ -34,6 +34,7 @@ from vla_rl.specs import EmbodimentSpec
 JOINTS = tuple(f"joint{i + 1}" for i in range(7))
 _START_S, _FIRST_S, _END_S = 30.0, 5.0, 3.0
 _STALE_S = 0.1  # of what the loop says
+HAND_ENDED = "the process of the hand has ended"
 _OPEN = 0.5  # of a share of the hand's opening, above which it is asked to open
 
 
@@ -109,7 +110,7 @@ class FrankaArm:
 
     def _start(self, reads: bool) -> None:
         told = {**asdict(self.config), "reads": reads}
-        self._reads, self._lost = reads, ""
+        self._lost = ""
         self._loop = _Process("real.robots.franka_loop", told)
         if self.config.hand:
             self._hand = _Process("real.robots.franka_hand", told)
@@ -127,31 +128,29 @@ class FrankaArm:
         if self._owes_stop:
             self.stop()
         assert self._loop is not None and (self._hand is not None) == self.config.hand
+        for kind, what in self._hand.said() if self._hand is not None else ():
+            if kind == "width":
+                self._opening = float(np.clip(what, 0.0, 1.0))
         for kind, what in self._loop.said():
             if kind == "state":
                 self._last, self._lost = self._measured(what), ""
             elif kind in ("lost", "said"):
                 self._lost = what
-        for kind, what in self._hand.said() if self._hand is not None else ():
-            if kind == "width":
-                self._opening = float(np.clip(what, 0.0, 1.0))
         if self._loop.gone:
             raise RobotLost(
                 f"the process that answers {self.name} has ended: it holds by itself; acknowledge, "
                 "and the process starts anew"
             )
-        if self._lost and (self._last is None or self._old):
-            raise RobotLost(f"{self.name}: {self._lost}")
-        if self._last is None or self._old:
-            raise RobotLost(f"{self.name} says nothing")
+        if self._last is None or self.clock() - self._last.stamp > _STALE_S:
+            raise RobotLost(
+                f"{self.name}: {self._lost}" if self._lost else f"{self.name} says nothing"
+            )
         return self._last
-
-    @property
-    def _old(self) -> bool:
-        return self._last is not None and self.clock() - self._last.stamp > _STALE_S
 
     def _measured(self, what: list[Any]) -> Measured:
         stamp, joints, speeds, pose, wrench, jacobian, errors, _ = what
+        if self._hand is not None and self._hand.gone:
+            errors = [*errors, HAND_ENDED]
         place, quaternion = fr3.placed(pose)
         q, dq = np.array(joints), np.array(speeds)
         own = np.concatenate([place, quaternion, [self._opening], q])
@@ -178,11 +177,10 @@ class FrankaArm:
             self._grip(reference.gripper)
 
     def _grip(self, closes: float) -> None:
-        if closes and closes != self._closes and self._hand is not None:
-            if self._hand.gone:
-                self._hand = None  # `clear` starts it again
-            elif self._hand.tell("grip", 1 if closes > 0 else -1):
-                self._closes = closes
+        if not closes or closes == self._closes or self._hand is None:
+            return
+        if self._hand.tell("grip", 1 if closes > 0 else -1):
+            self._closes = closes
 
     def hold(self) -> None:
         self._tell("hold", ())
@@ -198,14 +196,9 @@ class FrankaArm:
         process that has ended starts again."""
         self._owes_stop = False
         if self._loop is not None and self._loop.gone:
-            self._loop.close()
-            self._loop, self._last = None, None
-            try:
-                told = {**asdict(self.config), "reads": self._reads}
-                self._loop = _Process("real.robots.franka_loop", told)
-            except ConfigError as error:
-                self._loop = _Ended()
-                raise RobotLost(str(error)) from None
+            self._loop, self._last = self._loop.anew(), None
+        if self._hand is not None and self._hand.gone:
+            self._hand, self._closes = self._hand.anew(), 0.0
         self._tell("clear", ())
 
     def close(self) -> None:
@@ -226,6 +219,7 @@ class _Process:
     cannot begin."""
 
     def __init__(self, module: str, config: dict[str, Any]):
+        self._module, self._config = module, config
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -274,6 +268,14 @@ class _Process:
             return False
         return True
 
+    def anew(self) -> _Process:
+        """Another in the place of this one, which has ended. Raises `RobotLost`."""
+        self.close()
+        try:
+            return _Process(self._module, self._config)
+        except ConfigError as error:
+            raise RobotLost(str(error)) from None
+
     def close(self) -> None:
         self._link.close()
         try:
@@ -282,16 +284,6 @@ class _Process:
             self.process.kill()
             self.process.wait()
         self.gone = True
-
-
-class _Ended(_Process):
-    """One that could not be started again; the next `FrankaArm.clear` tries once more."""
-
-    def __init__(self) -> None:
-        self.gone = True
-
-    def close(self) -> None:
-        pass
 
 
 def _limits(x: FrankaConfig) -> Limits:

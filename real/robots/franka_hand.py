@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import time
 from typing import Any
 
 import msgpack
 
 from real.link import read_packet
-from real.robots.franka_loop import connected, own
-from vla_rl.errors import ConfigError, UserError, first_line
+from real.robots.franka_loop import serve
+from vla_rl.errors import ConfigError, first_line
 
 _EVERY_S = 0.05
 _ANY = 0.1  # m: a grasp is one whatever it holds
@@ -73,17 +72,5 @@ class Hand:
             self.link.send(msgpack.packb([kind, what]))
 
 
-def main() -> None:
-    config, link = own(sys.argv)
-    try:
-        hand = connected(lambda library: Hand(config, link, library), config)
-    except UserError as error:
-        link.send(msgpack.packb(["error", str(error)]))
-        return
-    link.send(msgpack.packb(["ready", None]))
-    while not hand.over:
-        hand.turn()
-
-
 if __name__ == "__main__":
-    main()
+    serve(Hand)

@@ -293,28 +293,22 @@ def connected(make: Callable[[Any], Any], config: dict[str, Any]) -> Any:
         ) from None
 
 
-def own(argv: list[str]) -> tuple[dict[str, Any], socket.socket]:
-    """The config and the socket of a process of this arm. It ends by its socket alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return json.loads(argv[1]), socket.socket(fileno=int(argv[2]))
-
-
-def main() -> None:
-    config, link = own(sys.argv)
+def serve(make: Callable[[dict[str, Any], socket.socket, Any], Any]) -> None:
+    """The process of a part of this arm, which ``make`` makes of config, socket and library: it
+    turns until it is over. It ends by its socket alone."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    config, link = json.loads(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:
-        loop = connected(lambda library: Loop(config, link, library), config)
+        part = connected(lambda library: make(config, link, library), config)
     except UserError as error:
         link.send(msgpack.packb(["error", str(error)]))
         return
     freeze_garbage()
-    link.setblocking(True)
     link.send(msgpack.packb(["ready", None]))
-    link.setblocking(False)
-    while not loop.over:
-        loop.turn()
+    while not part.over:
+        part.turn()
 
 
 if __name__ == "__main__":
-    main()
+    serve(Loop)

@@ -51,7 +51,7 @@ class _Path:
         self._speed, self._most = share * speed, (share * acceleration, share * jerk)
         hard = max(share, _STOPPING)
         self._hardest = hard * acceleration, hard * jerk
-        self._width = width
+        self._width, self._spread = width, _Spread()
         self._rest()
         self.holds, self._at_once = True, False
 
@@ -111,7 +111,6 @@ class JointPath(_Path):
         every = np.ones(len(SPEED))
         super().__init__(1, (SPEED, ACCELERATION * every, JERK * every), share)
         self.joints = self._input = self._target = np.zeros(len(SPEED))
-        self._spread = _Spread()
 
     def begin(self, joints: np.ndarray) -> None:
         """At rest, where the robot's own motion generator says that it is."""
@@ -154,11 +153,9 @@ class PosePath(_Path):
     """Of the hand (m, quaternion w x y z) in the robot's base frame."""
 
     def __init__(self, share: float):
-        limits = (np.array(x) for x in (HAND_SPEED, HAND_ACCELERATION, HAND_JERK))
-        speed, acceleration, jerk = limits
+        speed, acceleration, jerk = map(np.array, (HAND_SPEED, HAND_ACCELERATION, HAND_JERK))
         super().__init__(3, (speed, acceleration, jerk), share)
         self._own = self._speed, self._most, self._hardest
-        self._spread = _Spread()
 
     def begin(self, pose: Sequence[float]) -> None:
         """``pose`` [16]: a transformation, column by column."""

@@ -1,9 +1,9 @@
 """What lerobot leaves unsaid of the servos on an arm's bus: the errors that they report, whether
 one has let go, and a port that is not used again after its cable was out.
 
-lerobot's ``sync_read`` passes over the error bits of a status packet. Its SDKs keep a port marked
-as in use when a call ended by an exception, keep what came too late as the answer to the next
-question, and so on to each that follows, and read beyond the end of one that is too short.
+lerobot's SDKs keep a port marked as in use when a call ended by an exception, keep what came too
+late as the answer to the next question, and so on to each that follows, and read beyond the end of
+one that is too short.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ class Servos:
         self._looked = self._reopened = float("-inf")
         self._torque_next = False
         self._found: dict[str, tuple[str, ...]] = {"Status": (), "Torque_Enable": ()}
+        self._said: dict[str, int] = {}  # the error bits of each servo's last answer
+        for prefix, bus in self._buses.items():
+            with contextlib.suppress(*_BROKEN):  # another vendor's
+                self._listen(prefix, bus)
 
     def trouble(self, now: float) -> tuple[str, ...]:
-        """ "shoulder_lift: overload", "gripper has let go": as they were when last looked at. One
-        register is read at a time, four a second; a packet that is lost is left to the next."""
+        """ "shoulder_lift: overload", "gripper has let go": errors as each servo's last answer has
+        them, whatever it was asked, and both as they were when last looked at. One register is read
+        at a time, four a second; a packet that is lost is left to the next."""
         if now - self._looked >= _LOOK_S:
             self._looked = now
             register = "Torque_Enable" if self._torque_next else "Status"
@@ -48,7 +53,25 @@ class Servos:
                 self._found[register] = found and tuple(words(self._read(register)))
             except Exception:  # the next measurement says what is wrong
                 self.mend(now)
-        return self._found["Status"] + self._found["Torque_Enable"]
+        said = (*reported(self._said.items()), *self._found["Status"])
+        return tuple(dict.fromkeys((*said, *self._found["Torque_Enable"])))
+
+    def _listen(self, prefix: str, bus: Any) -> None:
+        """Feetech's servos say their errors in every answer; lerobot's ``sync_read`` passes over
+        them."""
+        packets = bus.packet_handler
+        if not type(packets).__module__.startswith("scservo_sdk"):
+            return
+        names = {motor.id: f"{prefix}{name}" for name, motor in bus.motors.items()}
+        receive = packets.rxPacket
+
+        def received(port: Any) -> Any:
+            packet, result = receive(port)
+            if result == 0 and packet[2] in names:
+                self._said[names[packet[2]]] = packet[4]
+            return packet, result
+
+        packets.rxPacket = received
 
     def _read(self, register: str) -> Iterable[tuple[str, int]]:
         for prefix, bus in self._buses.items():

@@ -19,7 +19,7 @@ from vla_rl.specs import CameraSpec, EmbodimentSpec
 
 
 class World(Protocol):
-    """``kind`` and ``gain`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain
+    """``kind``, ``gain`` and ``holds`` are as in `Capabilities`, ``own`` as in `Robot.limits`, told as plain
     values.
 
     ``tasks`` {name: {"instruction", "horizon" in control steps}} are what `reset` knows, the first
@@ -30,6 +30,7 @@ class World(Protocol):
     embodiment: EmbodimentSpec
     kind: str
     gain: float
+    holds: bool
     own: dict[str, Any]
     tasks: dict[str, dict[str, Any]]
 
@@ -126,6 +127,8 @@ _DOWN = np.array([0.0, 1.0, 0.0, 0.0])
 class PointWorld:
     """A point on three rails, to be raised or lowered; its picture is a grey level of its
     height."""
+
+    holds = True
 
     def __init__(self, config: PointConfig | None = None):
         self.config = config or PointConfig()
@@ -257,7 +260,7 @@ def capabilities(
     return Capabilities(
         kind=world.kind,
         gain=world.gain,
-        holds=True,
+        holds=world.holds,
         watchdog_s=watchdog_s,
         force=True,
         resets=True,

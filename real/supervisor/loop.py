@@ -45,10 +45,7 @@ class Loop:
         if config.get("cameras"):
             self.robot.embodiment = with_cameras(self.robot.embodiment, config["cameras"])
         spec = self.robot.embodiment
-        keys = limit_files.needed(
-            self.robot.capabilities.kind, spec.rotation != "none", self.robot.capabilities.force
-        )
-        limits = limit_files.load(config["limits"], self.robot.limits, keys)
+        limits = limit_files.load_for(self.robot, config["limits"])
         options = config.get("supervisor", {})
         settings = from_options(options)
         if config.get("about"):  # for the recorder's headers

@@ -72,15 +72,14 @@ class WorldExpert(Expert):
                 "can play a person"
             )
         self.world, self.speed = world, speed
-        self._at = -np.inf
+        self.rate = speed * world.embodiment.control_hz
+        self._at, self._action = -np.inf, np.zeros(0)
         self._known: tuple[tuple[float, ...], float] = ((0.0,) * 6, 0.0)
 
     def action(self, state: State) -> tuple[tuple[float, ...], float]:
-        """Asks the world once in a control step."""
         spec = self.world.embodiment
-        if state.stamp - self._at >= 1.0 / spec.control_hz - 1e-6 or state.stamp < self._at:
-            self._at = state.stamp
-            action = self.world.demonstrate(anew=state.mode != Mode.HUMAN.value)
+        if self._ask(state):
+            action = self._action
             bounds = np.where(action >= 0, np.abs(spec.action_high), np.abs(spec.action_low))
             share = np.clip(action / bounds, -1.0, 1.0)
             grips = spec.gripper != "none"
@@ -90,6 +89,21 @@ class WorldExpert(Expert):
                 float(share[-1]) if grips else 0.0,
             )
         return self._known
+
+    def goal(self, state: State) -> tuple[float, ...]:
+        if self.world.embodiment.frame != "joints":
+            return ()
+        self._ask(state)
+        return tuple(self._action.tolist())
+
+    def _ask(self, state: State) -> bool:
+        """The world, once in a control step: whether it was."""
+        period = 1.0 / self.world.embodiment.control_hz
+        if self._at <= state.stamp < self._at + period - 1e-6:
+            return False
+        self._at = state.stamp
+        self._action = self.world.demonstrate(anew=state.mode != Mode.HUMAN.value)
+        return True
 
     def outcome(self, state: State) -> str:
         return ""

@@ -25,11 +25,17 @@ LAG_S = 2.0  # how much of the expert's past is kept
 
 class Expert(Protocol):
     """What the operator sees and would do. ``state`` is the supervisor's; a simulated task may
-    know more."""
+    know more. ``rate`` (1/s) is how fast a hand closes the gap to its goal."""
+
+    rate: float = 10.0
 
     def action(self, state: State) -> tuple[tuple[float, ...], float]:
         """Six axes in [-1, 1], and the gripper."""
         ...
+
+    def goal(self, state: State) -> tuple[float, ...]:
+        """Where the joints should be, of an arm that is led by them (else empty)."""
+        return ()
 
     def outcome(self, state: State) -> str:
         """One of success and failure, or empty while the episode goes on."""
@@ -159,6 +165,8 @@ class _Hand:
     def __init__(self, config: OperatorConfig):
         self.config = config
         self._past: deque[tuple[float, np.ndarray, float]] = deque()
+        self._led: np.ndarray = np.empty(0)  # where it has an absolute device, and since when
+        self._at = 0.0
 
     def follow(self, now: float, wanted: tuple[tuple[float, ...], float]) -> None:
         """``wanted`` as of `Expert.action`."""
@@ -175,6 +183,22 @@ class _Hand:
         noisy = axes + self.config.noise * rng.standard_normal(6) * (np.abs(axes) > 0)
         noisy[np.abs(noisy) < self.config.dead_zone] = 0.0
         return tuple(np.clip(noisy, -1, 1).tolist()), float(np.clip(gripper, -1, 1))
+
+    def leads(
+        self, now: float, joints: tuple[float, ...], rate: float, rng: np.random.Generator
+    ) -> tuple[float, ...]:
+        """Where it has an absolute device: on the way to where the joints should have been
+        ``lag_s`` ago, at ``rate``. It begins at ``joints``, where the arm is."""
+        then, goal, _ = self._past[0]
+        if not self._led.size or then > now - self.config.lag_s:
+            self._led, self._at = np.array(joints), now
+        gone, self._at = now - self._at, now
+        way = (1.0 - np.exp(-rate * gone)) * (goal - self._led)
+        self._led = self._led + way * (1.0 + self.config.noise * rng.standard_normal(len(way)))
+        return tuple(self._led.tolist())
+
+    def rest(self) -> None:
+        self._led = np.empty(0)
 
 
 @dataclass
@@ -257,11 +281,25 @@ class ScriptedOperator:
             return Sample(now)
         self._judge(now, state)
         self._decide(now, state, mode)
+        if goal := self.expert.goal(state):
+            return self._lead(now, state, goal)
         self._hand.follow(now, self.expert.action(state))
         if self.doing not in (Doing.HELPING, Doing.LETTING_GO):
             return Sample(now)
         axes, gripper = self._hand.does(now, self._rng)
         return Sample(now, True, axes, gripper, ("scripted",))
+
+    def _lead(self, now: float, state: State, goal: tuple[float, ...]) -> Sample:
+        """With a leader arm in the hand, which stays with the arm until it leads."""
+        self._hand.follow(now, (goal, 0.0))
+        if self.doing not in (Doing.HELPING, Doing.LETTING_GO):
+            self._hand.rest()
+            return Sample(now)
+        if state.mode != Mode.HUMAN.value:
+            self._hand.rest()
+            return Sample(now, True, keys=("scripted",), target=state.joints)
+        led = self._hand.leads(now, state.joints, self.expert.rate, self._rng)
+        return Sample(now, True, keys=("scripted",), target=led)
 
     def _begin(self, episode: int) -> None:
         self._episode, self.doing, self._label, self._labelled = (

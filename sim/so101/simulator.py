@@ -85,7 +85,7 @@ class SO101Simulator:
         configured."""
         task = task_named(self._task, episode.task_id)
         s = self._slots.get(slot)
-        world = self._world() if s is None else s.world
+        world = self._made() if s is None else s.world
         world.begin(place_cube(episode.init_state_id, episode.split))
         self._slots[slot] = _Slot(task, episode, world)
         return self.observe(slot)
@@ -132,6 +132,16 @@ class SO101Simulator:
             privileged=s.judge.privileged(1.0 - s.elapsed / self._horizon[s.task.spec.task_id]),
         )
 
+    def world(self, slot: int) -> World:
+        """Where the episode of ``slot`` takes place."""
+        return running(self._slots, slot, over=True).world
+
+    def judge(self, slot: int, task_id: str) -> Judge:
+        """Whether ``task_id`` is done there, from now on."""
+        from sim.so101.world import Judge
+
+        return Judge(self._task[task_id], self.world(slot))
+
     def demonstrator(self, slot: int, speed: float = 1.0) -> Expert:
         """A fresh scripted expert for the episode that just started in ``slot``."""
         from sim.so101.demonstrator import Expert
@@ -139,7 +149,7 @@ class SO101Simulator:
         s = running(self._slots, slot)
         return Expert(s.task, s.world, speed * self._most)
 
-    def _world(self) -> World:
+    def _made(self) -> World:
         ensure_backend()  # before mujoco is imported
         from sim.so101.world import Scene, World
 

@@ -92,7 +92,8 @@ class Scene:
     def __init__(self) -> None:
         self.model = table()
         data = mujoco.MjData(self.model)
-        self.units = Units(Joints(self.model, data).ranges)
+        self._servos = Joints(self.model, data)
+        self.units = Units(self._servos.ranges)
         self.site = self.model.site("gripperframe").id
         self.cube = self.model.body(CUBE).id
         joint = self.model.joint(CUBE)
@@ -100,6 +101,10 @@ class Scene:
         self._pads = [self.model.geom(name).id for name in PADS]
         self._cube_geom = self.model.geom(CUBE).id
         self._pictures: Pictures | None = None
+
+    def power(self) -> None:
+        """Its servos pull again, whatever somebody has made of them."""
+        self._servos.power(np.ones(len(HOME)), np.ones(len(HOME)))
 
     def render(self, data: Any, cameras: Sequence[str], size: int) -> dict[str, np.ndarray]:
         """Upright RGB pictures uint8 [size, size, 3]."""
@@ -131,6 +136,7 @@ class World:
 
     def __init__(self, compiled: Scene) -> None:
         self.scene = compiled
+        compiled.power()
         self.arm = Arm(compiled.model)
         self.data, self.joints = self.arm.data, self.arm.joints
         self.goal = np.array(HOME)

@@ -44,7 +44,7 @@ class ArmConfig(Bounded, place="robot.options"):
 class TabletopArm:
     """One arm and its table. Not thread-safe; `pictures` renders."""
 
-    kind = "cartesian"
+    kind, holds = "cartesian", True
     # stiffness over damping: metres per second for each metre ahead
     gain = float(np.sqrt(KP) / 2.0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_Adds = Callable[[Any], argparse.ArgumentParser]
+Adds = Sequence[Callable[[Any], argparse.ArgumentParser]]  # of `vla_rl.commands.robot`
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class OwnArm:
     def folder(self) -> Path:
         return Path("outputs") / self.name
 
-    def add(self, kinds: Any, text: str, adds: Sequence[_Adds]) -> Any:
+    def add(self, kinds: Any, text: str, adds: Adds) -> Any:
         """``doctor``, ``limits``, and what ``adds`` add to `kinds`, with the arm's own overrides in
         front. Returns where further steps are added."""
         parser = kinds.add_parser(self.name, help=text, description=text)

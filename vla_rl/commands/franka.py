@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from vla_rl.commands.arms import OwnArm
+from vla_rl.commands.arms import Adds, OwnArm
 
 _ARM = OwnArm("franka", "real.franka", spare=("cameras", "real time"))
 
 
-def add(kinds: Any, adds: Sequence[Callable[[Any], argparse.ArgumentParser]]) -> None:
+def add(kinds: Any, adds: Adds) -> None:
     """``setup``, and what `OwnArm.add` adds."""
     text = "a Franka Research 3: set-up, limits, demonstrations, policy, corrections"
     said = "write its files: address, how it is commanded, first limits"

@@ -143,7 +143,10 @@ def add_learn(kinds: Any) -> argparse.ArgumentParser:
         help="a task, or several in turn; default: the world's own",
     )
     learn.add_argument(
-        "--robot", default="tabletop", metavar="NAME", help="tabletop (simulated), fake or lerobot"
+        "--robot",
+        default="tabletop",
+        metavar="NAME",
+        help="tabletop or so101_sim (simulated), fake or lerobot",
     )
     learn.add_argument(
         "--out", type=Path, required=True, metavar="NAME", help="the run's name or folder"

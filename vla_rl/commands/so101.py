@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.commands.arms import OwnArm
+from vla_rl.commands.arms import Adds, OwnArm
 
 _ARM = OwnArm("so101", "real.so101", spare=("cameras",))
 
 
-def add(kinds: Any, adds: Sequence[Callable[[Any], argparse.ArgumentParser]]) -> None:
+def add(kinds: Any, adds: Adds) -> None:
     """``setup``, ``sim``, and what `OwnArm.add` adds."""
     text = "an SO-101 and its leader: set-up, limits, demonstrations, policy, corrections"
     steps = _ARM.add(kinds, text, adds)

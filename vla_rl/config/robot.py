@@ -119,7 +119,7 @@ class RobotSettings(Bounded, place="robot"):
     that SDK's software device.
     """
 
-    # a simulated arm: fake or tabletop
+    # a simulated arm: fake, tabletop or so101
     world: str = ""
     # package.module:Class of a real arm's driver
     driver: str = ""

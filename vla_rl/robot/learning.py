@@ -71,6 +71,7 @@ PRESET = "hil_residual"
 _OF_SESSION = ("robot", "cameras", "console", "operator", "teleop")  # keys that are not the run's
 # actors of which every step that was sent is right, however it was decided
 _FROM_EXECUTED = ("none", "direct", "own")
+_SPLIT = ("tabletop", "so101")  # worlds that keep starts apart for being judged
 _SAVE_EVERY = 10  # episodes, in lockstep
 
 
@@ -471,7 +472,7 @@ class Judge:
         if self._session is None:
             config = sessions.body_config(settings)
             options = config.options | (
-                {"split": "held_out"} if settings.robot.world == "tabletop" else {}
+                {"split": "held_out"} if settings.robot.world in _SPLIT else {}
             )
             config = dataclasses.replace(config, record=False, options=options)
             lockstep = build.attribute("real.lockstep:Lockstep")(
