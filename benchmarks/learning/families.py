@@ -28,7 +28,7 @@ RECIPE = (
     "policy=lerobot",
     "policy.chunk_length=4",
     "policy.action_range=bounds",
-    "policy.denoising_steps=5",
+    "policy.denoising_steps=3",
     "policy.noise_level=0.5",
     "policy.noise_correlation=0.8",
     "policy.min_std=0.02",
@@ -37,6 +37,8 @@ RECIPE = (
     "sft.validation_episodes=0",
     "rl.episodes_per_iteration=64",
     "algorithm.minibatch_size=64",
+    "algorithm.critic_minibatch_size=64",
+    "algorithm.critic_epochs=12",
     # the rate begins low and follows the KL: what moves one family a little throws another far
     "algorithm.warmup_iterations=0",
     "algorithm.adaptive_learning_rate=true",
@@ -97,6 +99,7 @@ SMALL = {
     "xvla": Small(
         (
             *_ROBOT,
+            f"resize_imgs_with_padding:[{SIDE}, {SIDE}]",
             "florence_config:" + json.dumps(backbones.florence(WIDTH)),
             f"hidden_size:{WIDTH}",
             "depth:2",
@@ -107,7 +110,7 @@ SMALL = {
             "max_len_seq:128",
             "tokenizer_max_length:12",
         ),
-        more=_slowly(100),
+        more=_slowly(60),
     ),
     "multi_task_dit": Small(
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
