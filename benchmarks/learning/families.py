@@ -61,6 +61,12 @@ def _slowly(updates: int) -> tuple[str, ...]:
     return "sft.learning_rate=1e-3", f"sft.updates={updates}"
 
 
+def _write_qwen(folder: Path, width: int, side: int, patch: int) -> None:
+    """Of larger patches: four make one of its tokens, which have no places but by rotation, and so
+    a picture is one token."""
+    backbones.write_qwen(folder, width, side, 2 * patch)
+
+
 _ROBOT = ("max_action_dim:2", "max_state_dim:2")
 _GEMMA = {"width": WIDTH, "mlp": 2 * WIDTH, "depth": 2, "head_dim": 8, "vocabulary": 544}
 _EXPERT = {"expert_width": WIDTH, "expert_mlp": 2 * WIDTH}
@@ -115,7 +121,7 @@ SMALL = {
     "multi_task_dit": Small(
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
         backbones.write_clip,
-        _slowly(250),
+        _slowly(200),
     ),
     "evo1": Small(
         (
@@ -143,7 +149,8 @@ SMALL = {
             f"image_min_pixels:{SIDE**2}",
             f"image_max_pixels:{SIDE**2}",
         ),
-        backbones.write_qwen,
+        _write_qwen,
+        _slowly(80),
     ),
     "diffusion": Small(
         (
