@@ -35,10 +35,9 @@ RECIPE = (
     "evaluate.sampled_too=false",
     "evaluate.video_episodes=0",
     "sft.validation_episodes=0",
-    "rl.episodes_per_iteration=64",
-    "algorithm.minibatch_size=64",
+    "rl.iterations=20",
+    "algorithm.epochs=2",
     "algorithm.critic_minibatch_size=64",
-    "algorithm.critic_epochs=12",
     # the rate begins low and follows the KL: what moves one family a little throws another far
     "algorithm.warmup_iterations=0",
     "algorithm.adaptive_learning_rate=true",
@@ -163,9 +162,8 @@ SMALL = {
             "use_group_norm:true",
             "use_separate_rgb_encoder_per_camera:false",
         ),
-        more=(
-            "env.image_size=64",
-        ),  # of 16 its ResNet makes one cell, whose keypoints are constants
+        # (of less its ResNet makes one cell, whose keypoints are constants)
+        more=("env.image_size=34", *_slowly(60)),
     ),
 }
 
