@@ -223,7 +223,8 @@ class LeRobotConfig(Bounded, place="policy"):
     DDIM or a of the flow forms (None: 1 and 0.5); ``min_std`` and ``max_std`` (0: none), limits
     of each step's standard deviation in normalised units. How it is learned from:
     ``trained_steps`` last steps (0: all), ``advantage_discount``, ``clip_base`` and
-    ``clip_rate`` over them, as in `policies.denoising`. ``repeat_observation`` lets a policy
+    ``clip_rate`` over them, as in `policies.denoising`. ``improvement`` and
+    ``improvement_dropout`` are RECAP's (`policies.lerobot.improvement`). ``repeat_observation`` lets a policy
     that was trained on several past frames act on copies of the present one.
     """
 
@@ -269,6 +270,11 @@ class LeRobotConfig(Bounded, place="policy"):
     clip_base: float = bound(1.0, gt=0, le=1)
     # as that of a denoising_vla
     clip_rate: float = bound(3.0, ge=0)
+    # w of the velocity (1 − w) · v + w · v_told that acts, told "Advantage: positive" (RECAP); 0: it
+    # is told nothing of that, in imitation either
+    improvement: float = bound(0.0, ge=0)
+    # share of what is imitated that is told nothing of it
+    improvement_dropout: float = bound(0.3, ge=0, le=1)
     # 0: no LoRA, the weights themselves are trained
     lora_rank: int = bound(0, ge=0)
     # 0: the rank, as openpi

@@ -28,6 +28,7 @@ from policies.actors.settings import ResidualConfig, SteeredConfig
 from policies.actors.steered import SteeredPolicy
 from policies.lerobot.families import FAMILIES, LEFT_OUT
 from policies.lerobot.heads import CentringHead
+from policies.lerobot.improvement import advised
 from policies.lerobot.noise import inputs_of
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
 from policies.settings import LeRobotConfig
@@ -73,6 +74,43 @@ def with_frames(policy: LeRobotPolicy, batch: dict[str, Any]) -> dict[str, Any]:
 @EACH
 def test_contract(name: str, policies: dict[str, LeRobotPolicy]) -> None:
     check_policy(policies[name], observation(4), tolerance=1e-5)
+
+
+def test_acts_as_if_told_of_an_improvement(
+    policies: dict[str, LeRobotPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, seen = policies["xvla"], observation()
+    every = torch.ones(3, dtype=torch.bool)
+    aloud = advised(seen, every, every)
+    said = policy.act(aloud, seeds=[5, 6, 7]).chunk.actions
+    plain = policy.act(seen, seeds=[5, 6, 7]).chunk.actions
+    with monkeypatch.context() as patch:
+        for weight in (1.0, 1.5):
+            patch.setattr(policy, "config", dataclasses.replace(policy.config, improvement=weight))
+            output = policy.act(seen, seeds=[5, 6, 7])
+            again = policy.evaluate(seen, output.replay).log_prob
+            torch.testing.assert_close(again, output.behavior_log_prob, rtol=1e-5, atol=1e-5)
+            assert torch.equal(output.chunk.actions, said) == (weight == 1.0)
+        assert policy.told_improvement and not torch.equal(output.chunk.actions, plain)
+        labels = torch.randn(3, CHUNK, ACTIONS)
+        losses = []
+        for improved, dropout, shown in (
+            (every, 0.0, seen),
+            (every, 1.0, aloud),
+            (~every, 0.0, seen),
+        ):
+            kept = dataclasses.replace(policy.config, improvement_dropout=dropout)
+            patch.setattr(policy, "config", kept)
+            torch.manual_seed(3)
+            losses.append(
+                float(
+                    policy.imitation_loss(shown, labels, every[:, None].expand(3, CHUNK), improved)[
+                        0
+                    ]
+                )
+            )
+        policy.eval()
+    assert losses[0] == pytest.approx(losses[1]) and losses[2] != pytest.approx(losses[0])
 
 
 @EACH

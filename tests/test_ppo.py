@@ -357,7 +357,7 @@ def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
     policy = BanditPolicy()
     config = PPOConfig(
         advantage="grpo",
-        learning_rate=0.3,
+        learning_rate=0.1,
         epochs=20,
         minibatch_size=1000,
         target_kl=0.02,
@@ -366,12 +366,21 @@ def test_target_kl_ends_the_epochs_and_adapts_the_learning_rate():
     ppo = PPO(config, policy)
     metrics = ppo.update(rollout(policy, 0))
     assert metrics["ppo/early_stop"] == 1.0 and metrics["ppo/epochs"] < 20
-    kl, rate = metrics["ppo/approx_kl"], metrics["ppo/learning_rate"]
-    assert kl > 0.04 and rate == pytest.approx(0.2)  # above twice the target: 0.3 / 1.5
-    assert adapted_rate(config, 0.2, 0.03) == 0.2  # near the target
-    assert adapted_rate(config, 0.2, 0.001) == pytest.approx(0.3)
-    assert adapted_rate(config, 2.9, 0.001) == pytest.approx(3.0)  # at most ten times its start
-    assert adapted_rate(config, 0.031, 1.0) == pytest.approx(0.03)  # at least a tenth
+    # a minibatch is the batch: its KL was read 0, 1, … updates in, and ended them at the last
+    updates = metrics["ppo/updates_total"]
+    wanted = 0.1 * math.sqrt(0.02 * (updates / 20) / metrics["ppo/last_kl"])
+    assert metrics["ppo/last_kl"] > 0.02 and metrics["ppo/learning_rate"] == pytest.approx(wanted)
+
+
+def test_the_rate_is_that_at_which_all_updates_move_by_target_kl():
+    config = PPOConfig(learning_rate=0.3, target_kl=0.02, adaptive_learning_rate=True)
+    # one of twelve updates made six times the KL that is meant for all: 0.3 · √(1 / (12 · 6))
+    assert adapted_rate(config, 0.3, 0.12, 1 / 12) == pytest.approx(0.3 / math.sqrt(72))
+    assert adapted_rate(config, 0.2, 0.02, 1.0) == pytest.approx(0.2)
+    assert adapted_rate(config, 0.2, 0.001, 1.0) == pytest.approx(0.3)  # rises by half at most
+    assert adapted_rate(config, 2.9, 0.001, 1.0) == pytest.approx(3.0)  # to ten times its start
+    assert adapted_rate(config, 0.031, 9.0, 0.5) == pytest.approx(0.03)  # and falls to a tenth
+    assert adapted_rate(config, 0.2, 0.0, 0.0) == 0.2  # an only minibatch tells nothing
 
 
 def test_learning_rate_decays_linearly_to_its_floor_and_resumes():

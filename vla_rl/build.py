@@ -286,6 +286,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "vla_rl.config.replay_algorithms:DaggerConfig",
             "weighted",
         ),
+        "recap": AlgorithmEntry(
+            "vla_rl.algorithms.recap:RECAP",
+            "vla_rl.config.replay_algorithms:RECAPConfig",
+            "imitation",
+        ),
         "iql_sac": AlgorithmEntry(
             "vla_rl.algorithms.iql:IQLThenSAC",
             "vla_rl.config.replay_algorithms:IQLThenSACConfig",

@@ -28,15 +28,16 @@ RECIPE = (
     "policy=lerobot",
     "policy.chunk_length=4",
     "policy.action_range=bounds",
-    "policy.denoising_steps=5",
+    "policy.denoising_steps=3",
     "policy.noise_level=0.5",
     "policy.noise_correlation=0.8",
     "policy.min_std=0.02",
     "evaluate.sampled_too=false",
     "evaluate.video_episodes=0",
     "sft.validation_episodes=0",
-    "rl.episodes_per_iteration=64",
-    "algorithm.minibatch_size=64",
+    "rl.iterations=20",
+    "algorithm.epochs=2",
+    "algorithm.critic_minibatch_size=64",
     # the rate begins low and follows the KL: what moves one family a little throws another far
     "algorithm.warmup_iterations=0",
     "algorithm.adaptive_learning_rate=true",
@@ -57,6 +58,12 @@ class Small:
 def _slowly(updates: int) -> tuple[str, ...]:
     """SFT of a family whose features of pictures collapse at the recipe's rate."""
     return "sft.learning_rate=1e-3", f"sft.updates={updates}"
+
+
+def _write_qwen(folder: Path, width: int, side: int, patch: int) -> None:
+    """Of larger patches: four make one of its tokens, which have no places but by rotation, and so
+    a picture is one token."""
+    backbones.write_qwen(folder, width, side, 2 * patch)
 
 
 _ROBOT = ("max_action_dim:2", "max_state_dim:2")
@@ -97,6 +104,7 @@ SMALL = {
     "xvla": Small(
         (
             *_ROBOT,
+            f"resize_imgs_with_padding:[{SIDE}, {SIDE}]",
             "florence_config:" + json.dumps(backbones.florence(WIDTH)),
             f"hidden_size:{WIDTH}",
             "depth:2",
@@ -107,12 +115,12 @@ SMALL = {
             "max_len_seq:128",
             "tokenizer_max_length:12",
         ),
-        more=_slowly(100),
+        more=_slowly(60),
     ),
     "multi_task_dit": Small(
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
         backbones.write_clip,
-        _slowly(250),
+        _slowly(200),
     ),
     "evo1": Small(
         (
@@ -140,7 +148,8 @@ SMALL = {
             f"image_min_pixels:{SIDE**2}",
             f"image_max_pixels:{SIDE**2}",
         ),
-        backbones.write_qwen,
+        _write_qwen,
+        _slowly(80),
     ),
     "diffusion": Small(
         (
@@ -153,9 +162,8 @@ SMALL = {
             "use_group_norm:true",
             "use_separate_rgb_encoder_per_camera:false",
         ),
-        more=(
-            "env.image_size=64",
-        ),  # of 16 its ResNet makes one cell, whose keypoints are constants
+        # (of less its ResNet makes one cell, whose keypoints are constants)
+        more=("env.image_size=34", *_slowly(60)),
     ),
 }
 

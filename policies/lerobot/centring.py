@@ -42,7 +42,7 @@ def _centre(layer: Any, places: Tensor | None, shown: Tensor) -> None:
         patches = patches.flatten(2).transpose(1, 2)
     if places is not None and len(places) != patches.shape[1]:  # pictures of another size
         places = None
-    mean = patches.mean((0, 1) if places is None else 0)
+    mean = patches.flatten(0, -2).mean(0) if places is None else patches.mean(0)
     spread = (patches - mean).square().mean().sqrt()
     if not spread > 0:
         return

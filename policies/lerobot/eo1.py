@@ -35,7 +35,8 @@ class EO1Head(FlowHead):
 
     @property
     def eyes(self) -> Sequence[Eye]:
-        return [Eye(self.trunk.visual.patch_embed.proj)]
+        seen = self.trunk.visual
+        return [Eye(seen.patch_embed.proj), Eye(seen.merger.mlp[-1])]
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         given = self.policy._get_model_inputs(batch, {STATE, ACTION})

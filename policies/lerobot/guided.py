@@ -7,6 +7,7 @@ velocity before it asks for a gradient.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class GuidedChain:
 
     head: Any
     chain: Chain
+    estimates: Callable[[Any, Tensor, int | Tensor], tuple[Tensor, Tensor]]  # x̂0 and ε̂ of a step
 
     @property
     def guidable(self) -> bool:
@@ -35,7 +37,7 @@ class GuidedChain:
         """x̂0 and ε̂ [b T d] of step ``index``, as of a head's `estimates`."""
 
         def plain(x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.head.estimates(condition, x, self.chain, index)
+            return self.estimates(condition, x, index)
 
         return guided(plain, x, *scales(self.chain, index, x), guidance)
 

@@ -48,6 +48,7 @@ from policies.lerobot.heads import (
     SharingHead,
     column,
 )
+from policies.lerobot.improvement import AdvisedPolicy
 from policies.lerobot.new import new_policy
 from policies.lerobot.noise import NoiseNet, inputs_of
 from policies.lerobot.openpi import FAMILIES as OPENPIS
@@ -69,7 +70,7 @@ KEPT_BYTES = 2**20  # of a decision's prefix that is kept with it, where RL does
 
 
 # ------------------------------------------------------------------------------------------- policy
-class LeRobotPolicy(nn.Module, Policy):
+class LeRobotPolicy(AdvisedPolicy, nn.Module, Policy):
     """A policy of lerobot that acts and imitates (see the module's text). Build it with
     `from_published` (a checkpoint of lerobot), `from_statistics` (what SFT calls) or
     `vla_rl.checkpoint.load_policy`."""
@@ -82,6 +83,7 @@ class LeRobotPolicy(nn.Module, Policy):
         super().__init__()
         self.config, self.embodiment, self.stored, self.model = config, embodiment, stored, model
         self.head = FAMILIES[stored.family].make_head(model)
+        self.require_words(stored.family, bool(FAMILIES[stored.family].tokenizer))
         self._share_noise()
         self.cameras = match_cameras(config, embodiment, stored)
         self.preprocessor, self.postprocessor = build_pipelines(stored, config.words)
@@ -324,14 +326,18 @@ class LeRobotPolicy(nn.Module, Policy):
         return spread(self.head.visual(self._batch(alike, check=False)).float())
 
     def imitation_loss(
-        self, observation: Observation, actions: Tensor, valid: Tensor
+        self,
+        observation: Observation,
+        actions: Tensor,
+        valid: Tensor,
+        improved: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """lerobot's training loss of the family, as a mean over valid control steps, in training
         mode (dropout, crops).
 
-        ``actions`` [b h a] in physical units, ``valid`` [b h]. Noise and times come from torch's
-        global generator. Metrics, in normalised units: ``mse`` of the denoising target, or ACT's
-        ``l1`` and ``kl``.
+        ``actions`` [b h a] in physical units, ``valid`` [b h]; ``improved`` [b], where
+        `told_improvement`, by default all of them. Noise and times come from torch's global
+        generator. Metrics, in normalised units: ``mse`` of the denoising target, or ACT's ``l1`` and ``kl``.
         """
         if tuple(actions.shape[1:]) != (self.chunk_length, self.embodiment.action_dim):
             raise EmbodimentMismatch(
@@ -340,7 +346,8 @@ class LeRobotPolicy(nn.Module, Policy):
                 "chunk length"
             )
         self.model.train()
-        return self.head.loss(self._batch(observation, actions, valid), valid.to(self.device))
+        told = self._advice(observation, improved)
+        return self.head.loss(self._batch(told, actions, valid), valid.to(self.device))
 
     # ---------------------------------------------------------------------------------- checkpoints
     def config_dict(self) -> dict[str, Any]:
@@ -572,8 +579,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         first, noise = (x.to(self.device) for x in drawn)
         free = self._free()
         self.model.eval()
-        batch = self._batch(observation, check=not _is_blank(observation))
-        condition = self.head.condition(batch)
+        condition = self.condition(observation, check=not _is_blank(observation))
         begin = first if start is None else start
         if isinstance(self.head, BeginningHead):
             begin = self.head.begins(begin)
@@ -647,11 +653,11 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         """What is fixed along a chain; of the time of acting, or without gradient, where RL leaves
         what makes it as it is."""
         if not self.config.freeze_prefix:
-            return self.head.condition(self._batch(observation))
+            return self.condition(observation)
         if any(name.startswith("prefix") for name in replay):
             return restored({name: x.to(self.device) for name, x in replay.items()})
         with torch.no_grad():
-            return self.head.condition(self._batch(observation))
+            return self.condition(observation)
 
     def _free(self) -> Tensor:
         """bool [T d]: entries of a sample that are noised, that is those of the robot's own

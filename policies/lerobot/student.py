@@ -76,7 +76,7 @@ class TeachingChain:
             first = self.head.begins(first)
         self.model.eval()
         with torch.no_grad():  # the two have one prefix
-            fixed = teacher.head.condition(teacher._batch(observation))
+            fixed = teacher.condition(observation)
             condition = repeated(fixed, noises)
             target = teacher.plain_end(condition, first)
         errors = []

@@ -37,7 +37,10 @@ class XVLAHead(FlowHead):
 
     @property
     def eyes(self) -> Sequence[Eye]:
-        return [Eye(self.trunk.vision_tower.convs[0].conv)]
+        return [
+            Eye(self.trunk.vision_tower.convs[0].conv),
+            Eye(self.trunk.multi_modal_projector.image_proj_norm),
+        ]
 
     def _inputs(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(self.policy._build_model_inputs(batch).values())

@@ -3,6 +3,7 @@ PPO and SFT."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -279,11 +280,12 @@ def rate_factor(config: Any, iteration: int) -> float:
     return factor
 
 
-def adapted_rate(config: Any, rate: float, kl: float) -> float:
-    """``rate`` multiplied or divided by 1.5 when the KL is far from ``config.target_kl`` (as in
-    PPO's §4)."""
-    if kl > 2.0 * config.target_kl:
-        return max(rate / 1.5, config.learning_rate / 10.0)
-    if kl < 0.5 * config.target_kl:
-        return min(rate * 1.5, config.learning_rate * 10.0)
-    return rate
+def adapted_rate(config: Any, rate: float, kl: float, share: float) -> float:
+    """The rate at which all updates of an iteration would move the policy by ``config.target_kl``,
+    where ``share`` of them moved it by ``kl`` at ``rate``: a KL grows with the square of the rate,
+    and with the number of updates where each goes its own way. It falls at once and rises by at
+    most 1.5, and stays within [÷10, ×10] of ``config.learning_rate``."""
+    if share == 0:
+        return rate
+    wanted = rate * min(1.5, math.sqrt(config.target_kl * share / max(kl, 1e-12)))
+    return min(max(wanted, config.learning_rate / 10.0), config.learning_rate * 10.0)

@@ -306,9 +306,11 @@ class PPO:
         parameters alone."""
         config = self.config
         collected: dict[str, list[Tensor]] = defaultdict(list)
-        epochs_run, stopped = 0, False
+        epochs_run, planned, stopped = 0, 0, False
         for _ in range(config.epochs if len(data.taking_part) else 0):
-            for rows in self._minibatches(data):
+            parts = list(self._minibatches(data))
+            planned = config.epochs * len(parts)
+            for rows in parts:
                 stats, loss = self._backward(data, rows, value_only)
                 for name, x in stats.items():
                     collected[name].append(x)
@@ -330,9 +332,12 @@ class PPO:
             epochs_run += 1
         self.optimizer.zero_grad(set_to_none=True)
         metrics = {f"ppo/{k}": _reduce(k, v) for k, v in collected.items()}
-        if config.adaptive_learning_rate and "ppo/approx_kl" in metrics and not value_only:
-            group = self.optimizer.param_groups[0]
-            group["lr"] = adapted_rate(config, group["lr"], metrics["ppo/approx_kl"])
+        if planned:  # (each KL is read before the update of its own minibatch)
+            kls = collected["approx_kl"]
+            metrics["ppo/last_kl"] = kl = float(kls[-1])
+            if config.adaptive_learning_rate and not value_only:
+                group, share = self.optimizer.param_groups[0], (len(kls) - 1) / planned
+                group["lr"] = adapted_rate(config, group["lr"], kl, share)
         return metrics | {"ppo/epochs": float(epochs_run), "ppo/early_stop": float(stopped)}
 
     def _backward(

@@ -177,8 +177,8 @@ class PPOConfig(Bounded, place="algorithm"):
     separate critic; ``warmup_iterations`` (0: none) raise the policy's learning rate linearly,
     after those that train the critic alone; ``decay_iterations`` (0: none) lowers it linearly, down
     to ``min_learning_rate_fraction`` of it. ``critic_warmup_iterations`` train the critic alone.
-    ``target_kl`` ends the policy's epochs early; with ``adaptive_learning_rate`` it also scales the
-    learning rate by 1.5 either way within [÷10, ×10] of its start. ``offload_optimizer`` keeps the
+    ``target_kl`` ends the policy's epochs early; with ``adaptive_learning_rate`` the learning rate
+    becomes that at which all of an iteration's updates make it (`optim.adapted_rate`). ``offload_optimizer`` keeps the
     optimiser's state (float32) in host memory. ``autocast`` uses bf16 on CUDA. ``max_bad_updates``
     non-finite updates in a row raise `TrainingDiverged`.
     """
@@ -289,7 +289,7 @@ class PPOConfig(Bounded, place="algorithm"):
     grad_clip: float | None = bound(1.0, gt=0)
     # KL at which an iteration's epochs end; null: they never end early
     target_kl: float | None = bound(None, gt=0)
-    # let the KL scale the learning rate too, by 1.5 at a time
+    # let the KL set the learning rate too: down at once, up by 1.5 at a time, within [÷10, ×10]
     adaptive_learning_rate: bool = False
     # ask the policy at the start of the update for its log-probs instead of taking those from
     # acting

@@ -343,3 +343,60 @@ class DaggerConfig(Bounded, place="algorithm"):
         Diagnostic("dagger/loss", "Imitation loss", "On decisions of people, each counting alike."),
     )
     gamma: ClassVar[float] = 1.0  # it adds no rewards up
+
+
+@dataclass
+class RECAPConfig(Bounded, place="algorithm"):
+    """Settings of `RECAP`. Its paper gives ``bins``, ``lookahead`` (50 control steps),
+    ``positive_share`` (0.4; 0.3 before fine-tuning, 0.1 for its hardest task); ``failure_cost`` is
+    RLinf's, where the paper has none."""
+
+    # decisions of one update
+    batch_size: int = bound(256, ge=1)
+    # updates for each new decision
+    updates_per_decision: float = bound(1.0, ge=0)
+    # decisions that must be there before learning starts
+    start_decisions: int = bound(0, ge=0)
+    # updates on the demonstrations before the first episode
+    offline_updates: int = bound(0, ge=0)
+    # first updates, of the values alone
+    value_warmup: int = bound(200, ge=0)
+    # control steps of the longest episode, the tasks' horizon: what returns are divided by
+    longest: int = bound(500, ge=1)
+    # what a failed end costs, in control steps
+    failure_cost: float = bound(300.0, ge=0)
+    # values between -1 and 0 that V is a distribution over
+    bins: int = bound(201, ge=2)
+    # widths of its network
+    hidden: list[int] = several([256, 256], ge=1, least=1)
+    # of AdamW, of the values
+    value_learning_rate: float = bound(3e-4, ge=0)
+    # decisions of reward before V takes over
+    lookahead: int = bound(10, ge=1)
+    # of a task's decisions, how many are improvements
+    positive_share: float = bound(0.4, gt=0, lt=1)
+    # updates between two looks at where that lies
+    threshold_every: int = bound(100, ge=1)
+    # decisions of such a look
+    threshold_decisions: int = bound(2000, ge=1)
+    # of AdamW, of the policy
+    learning_rate: float = bound(1e-4, ge=0)
+    # largest norm of the gradient; null: no limit
+    grad_clip: float | None = bound(1.0, gt=0)
+    # updates in a row that are not finite before the run ends
+    max_bad_updates: int = bound(10, ge=1)
+    # of the values' first weights; 0: the run's seed
+    seed: int = 0
+
+    diagnostics: ClassVar = (
+        Diagnostic("recap/loss", "Imitation loss", "On all data, told what was an improvement."),
+        Diagnostic(
+            "recap/value_error",
+            "Error of the values",
+            "Mean distance to the return, in shares of the longest episode.",
+        ),
+        Diagnostic(
+            "recap/improved", "Improvements", "Share of what is imitated; people's count as such."
+        ),
+    )
+    gamma: ClassVar[float] = 1.0  # its returns are sums

@@ -128,6 +128,12 @@ class Policy(Offering):
         little further each time that it imitates itself."""
         return False
 
+    @default
+    def told_improvement(self) -> bool:
+        """Whether `imitation_loss` takes ``improved`` bool [b] too: which rows show an action that
+        was better than usual. It then acts as if told that its own are."""
+        return False
+
     # ----------------------------------------------------- features: small networks beside or on it
     def frame_features(self, observation: Observation) -> dict[str, Tensor]:
         """{name: float [b d]} without gradient, of about unit scale: "visual", what its images
