@@ -230,6 +230,24 @@ def arguments(start: Path, out: Path, *more: str, episodes: int = 3) -> list[str
     return ["robot", "learn", str(start), *given, *own, "algorithm.batch_size=16", *operator, *more]
 
 
+def test_a_policy_that_learns_nothing_is_judged_alike_each_time(start, tmp_path, monkeypatch):
+    from real.lockstep import Lockstep
+
+    ends, run = [], Lockstep.run
+
+    def noted(self, plan, decide, version, *given):
+        done = run(self, plan, decide, version, *given)
+        if version == "judged":
+            ends.append([self.world.read()["position"].tolist(), len(done.outcomes)])
+        return done
+
+    monkeypatch.setattr(Lockstep, "run", noted)
+    still = ["algorithm.updates_per_decision=0", "--evaluate", "3", "--every", "1"]
+    assert main(arguments(start, tmp_path / "a", *still, episodes=2)) == 0
+    assert len(ends) == 3 and ends[0] == ends[1] == ends[2]
+    assert ends[0][1] == 3 and any(ends[0][0])
+
+
 def test_episodes_are_learned_from_logged_and_judged_and_the_same_command_goes_on(
     start, tmp_path, capsys
 ):

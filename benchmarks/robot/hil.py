@@ -8,7 +8,6 @@ demonstrations and corrections, in as many updates as that made.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,8 +128,8 @@ def _clone(learning: Learning, source: Path) -> None:
     )
     for _ in range(updates):
         algorithm.algorithm.update(partial(replay.draw, generator=generator))
-    with contextlib.ExitStack() as stack, MetricsLogger(learning.folder) as logger:
-        figures = Judge(learning, policy, run.device, stack)(learning.evaluate)
+    with MetricsLogger(learning.folder) as logger:
+        figures = Judge(learning, policy, run.device)(learning.evaluate)
         logger.log("judged", int(last["robot/episodes"]), figures)
 
 

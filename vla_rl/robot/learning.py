@@ -415,7 +415,7 @@ def _in_turns(
         torch.manual_seed(config.seed + 1_000_003 * feed.learned)
         if settings.operator is not None:
             session.watched(make_operator(settings.operator, session.world))
-        judge = Judge(learning, policy, run.device, stack)
+        judge = Judge(learning, policy, run.device)
 
         def judged() -> None:
             n, done = learning.evaluate, feed.learned
@@ -456,42 +456,36 @@ def _in_turns(
 
 
 class Judge:
-    """Held-out episodes of a policy's most likely actions, without help, in a session of their
-    own; each time the same."""
+    """Held-out episodes of a policy's most likely actions, without help, each time in a fresh
+    session: what was judged before changes nothing."""
 
-    def __init__(
-        self, learning: Learning, policy: Any, device: Any, stack: contextlib.ExitStack
-    ) -> None:
-        self._learning, self._stack = learning, stack
+    def __init__(self, learning: Learning, policy: Any, device: Any) -> None:
+        self._learning = learning
         self._decide = make_decide(policy, True, device, learning.session.robot.acting)
-        self._session: Any = None
 
     def __call__(self, n: int) -> dict[str, float]:
         """Metrics of ``n`` episodes."""
         settings, random = self._learning.session, torch.get_rng_state()
-        if self._session is None:
-            config = sessions.body_config(settings)
-            options = config.options | (
-                {"split": "held_out"} if settings.robot.world in _SPLIT else {}
+        config = sessions.body_config(settings)
+        options = config.options | ({"split": "held_out"} if settings.robot.world in _SPLIT else {})
+        config = dataclasses.replace(config, record=False, options=options)
+        lockstep = build.attribute("real.lockstep:Lockstep")(
+            self._learning.folder / "judged", config
+        )
+        with contextlib.closing(lockstep) as session:
+            plan = sessions.make_plan(
+                settings, Asked(n, console=False, learns=True), session.world.tasks
             )
-            config = dataclasses.replace(config, record=False, options=options)
-            lockstep = build.attribute("real.lockstep:Lockstep")(
-                self._learning.folder / "judged", config
+            starts = [
+                dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks))
+                for i in range(n)
+            ]
+            plan = dataclasses.replace(
+                plan, alone=True, tasks=tuple(starts), practice=None, returns=None
             )
-            self._session = self._stack.enter_context(contextlib.closing(lockstep))
-        plan = sessions.make_plan(
-            settings, Asked(n, console=False, learns=True), self._session.world.tasks
-        )
-        starts = [
-            dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks))
-            for i in range(n)
-        ]
-        plan = dataclasses.replace(
-            plan, alone=True, tasks=tuple(starts), practice=None, returns=None
-        )
-        done = self._session.run(
-            plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None
-        )
+            done = session.run(
+                plan, self._decide, "judged", sessions.acting_config(settings), lambda outcome: None
+            )
         torch.set_rng_state(random)  # judging changes nothing of what follows
         if done.problem:
             raise UserError(f"judging stopped: {done.problem}")
