@@ -35,7 +35,8 @@ CONFIGS = {name: build.config_class("algorithm", name) for name in build.names("
 REPLAYED = sorted(
     name for name, config in CONFIGS.items() if hasattr(config, "updates_per_decision")
 )
-REPLAYED.remove("dagger")  # it reads no rewards
+for name in ("dagger", "recap"):  # they read no rewards
+    REPLAYED.remove(name)
 
 
 def solved(k: int, t: int = 3) -> Trajectory:

@@ -699,6 +699,7 @@ def test_a_served_policy_demonstrates(tmp_path):
     assert found["episodes"] == 2
 
 
+@pytest.mark.real_time
 def test_the_processes_of_a_session_ask_a_served_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told: list[str] = []
