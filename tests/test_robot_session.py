@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -723,13 +724,7 @@ def test_a_session_of_processes_runs_and_ends_by_itself(tmp_path, mover, capsys)
 @pytest.mark.slow
 def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover):
     given = overrides(tmp_path, mover, "console.port=0", "robot.horizon=6")
-    process = spawned("robot", "run", *given)
-    said = []
-    assert process.stdout is not None
-    for text in process.stdout:
-        said.append(text)
-        if text.startswith("episode 1:"):
-            break
+    process, said = begun("run", *given, until="episode 1:")
     listed = subprocess.run(
         ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
     )
@@ -745,19 +740,25 @@ def test_the_console_is_announced_and_interrupts_end_everything(tmp_path, mover)
 
 def begun(*arguments: str, until: str):
     """(the process, what it has said up to the line that begins with ``until``); begun anew where
-    the guard has stopped the arm, since this machine is too busy for a session."""
+    the guard has stopped the arm, since this machine is too busy for a session: one with a console
+    then waits for a person."""
     for _ in range(6):
         process = spawned("robot", *arguments)
         said: list[str] = []
         assert process.stdout is not None
+        waits = threading.Timer(120.0, process.kill)
+        waits.start()
         for text in process.stdout:
             said.append(text)
             if text.startswith(until):
+                waits.cancel()
                 return process, said
+        waits.cancel()
         process.communicate()
-        if not stopped_by_guard("".join(said)):
+        if not stopped_by_guard("".join(said)) and process.returncode != -signal.SIGKILL:
             break
-        shutil.rmtree(said[0].removeprefix("session ").partition(";")[0])
+        for first in said[:1]:
+            shutil.rmtree(first.removeprefix("session ").partition(";")[0], ignore_errors=True)
     raise AssertionError(said)
 
 
@@ -912,7 +913,8 @@ def test_an_arm_of_lerobot_is_named_in_short():
     [
         (
             ["robot=panda"],
-            "there is no robot 'panda': use one of fake, franka, lerobot, lerobot_cartesian, tabletop",
+            "there is no robot 'panda': use one of fake, franka, lerobot, lerobot_cartesian, "
+            "so101_sim, tabletop",
         ),
         (["robot.limits=none.yaml"], "robot.limits=none.yaml: there is no such file"),
         (["robot=lerobot"], "robot.limits is empty: no robot moves without limits"),
