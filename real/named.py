@@ -6,6 +6,7 @@ the process that uses it.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import Any
 
@@ -39,6 +40,13 @@ def named(path: str) -> Any:
         raise
     except AttributeError:
         raise ConfigError(f"{path!r} cannot be imported: {module} has no {name!r}") from None
+
+
+def keeps_starts_apart(name: str) -> bool:
+    """Whether a simulated robot of ours has starts of its own for being judged: its options say of
+    which ``split`` they are."""
+    config = WORLD_CONFIGS.get(name)
+    return config is not None and "split" in {f.name for f in dataclasses.fields(named(config))}
 
 
 def make_world(name: str, options: dict[str, Any]) -> Any:

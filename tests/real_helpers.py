@@ -47,9 +47,8 @@ def kill_child(process: subprocess.Popen, named: str) -> None:
 
 def spawned(*arguments: str) -> subprocess.Popen[str]:
     """``vla-rl`` in a process of its own, whose output is one stream."""
-    call = "import sys; from vla_rl.cli import main; sys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-c", call, *arguments],
+        [sys.executable, "-m", "vla_rl", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -8,8 +8,9 @@ import os
 import pickle
 import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import libero_recorded
 import numpy as np
@@ -457,3 +458,22 @@ def test_a_hash_stands_for_liberos_own_env_only_where_it_is_the_recorded_one(tmp
 def test_each_recorded_case_looked_at_something_of_its_own():
     hashes = libero_recorded._kept()["hashes"]
     assert len({*hashes.values(), libero_recorded.Trace().text}) == len(hashes) + 1
+
+
+def test_where_memory_is_short_whole_worlds_go_the_oldest_first(monkeypatch):
+    """Of one that several tasks share, all go, or none where a slot is in one of them."""
+    free = iter([1 << 30, 1 << 30, 3 << 30])
+    monkeypatch.setattr("sim.libero.simulator.free_memory_bytes", lambda: next(free))
+    scenes = {name: SimpleNamespace(key=key) for name, key in zip("abcdef", "xyxzwz", strict=True)}
+    closed: list[str] = []
+    forgotten: list[str] = []
+    made = LiberoSimulator.__new__(LiberoSimulator)
+    made.config = LiberoConfig()
+    made._scenes = OrderedDict(scenes)
+    made._slots = {0: SimpleNamespace(scene=scenes["d"], forget=forgotten.append)}
+    made._worlds = {
+        key: SimpleNamespace(close=functools.partial(closed.append, key)) for key in "xyzw"
+    }
+    made._make_room()
+    assert closed == forgotten == ["x", "y"]
+    assert list(made._scenes) == ["d", "e", "f"] and set(made._worlds) == {"z", "w"}

@@ -196,10 +196,10 @@ class _Session:
         """The newest record with what was said to the recorder."""
         journals = (self.folder / "session" / "journal").glob(f"*{SUFFIX}")
         episode = read(max(journals, key=lambda path: path.name), pictures=False)
-        for name, (told, found) in self._told.against(episode).items():
-            self.campaign.records += found
-            if told != found:
-                self._problem(f"{told} {name}s were told, {found} recorded")
+        counts = self._told.against(episode)
+        self.campaign.records += sum(n for _, n in counts.values())
+        for text in self._told.wrong(counts):
+            self._problem(text)
 
     def _look(self, state: State) -> None:
         now, world = self.arm.now, self.arm.world  # (its own time: a call that lasts is in it)

@@ -131,6 +131,15 @@ class Told:
         }
         return {name: (self.counts[name], n) for name, n in found.items()}
 
+    @staticmethod
+    def wrong(counts: Mapping[str, tuple[int, int]]) -> list[str]:
+        """What differs of them, in words."""
+        return [
+            f"{told} {name}s were told, {n} recorded"
+            for name, (told, n) in counts.items()
+            if n != told
+        ]
+
 
 class Soak:
     """``minutes`` of virtual time, a fault every ``every`` seconds."""
@@ -420,11 +429,7 @@ class _Session:
         """Hold a closed episode against what was told; keep it only where something is wrong."""
         soak, episode = self.soak, read(path, pictures=False)
         counts = self._told.against(episode)
-        wrong = [
-            f"{told} {name}s were told, {n} recorded"
-            for name, (told, n) in counts.items()
-            if n != told
-        ]
+        wrong = self._told.wrong(counts)
         soak.counts["lost"] += sum(abs(n - told) for told, n in counts.values())
         cameras = tuple(f"{name}: " for name in episode.frames)
         for text in check(episode):

@@ -294,24 +294,23 @@ class LiberoSimulator:
 
     def _make_room(self) -> None:
         """Drop worlds that no slot is in while the machine has too little memory for one more."""
-        keys = [scene.key for scene in self._scenes.values()]
-        idle = [task for task in self._idle() if keys.count(self._scenes[task].key) == 1]
+        busy = {s.scene.key for s in self._slots.values()}
+        used = dict.fromkeys(scene.key for scene in self._scenes.values())  # the oldest first
+        idle = [key for key in used if key not in busy]
         while idle and 0 < free_memory_bytes() < _ROOM[self.config.look]:
-            self._drop(idle.pop(0))
+            key = idle.pop(0)
+            for task_id in [task for task, scene in self._scenes.items() if scene.key == key]:
+                self._drop(task_id)
             release_memory()
 
     def _drop_scenes(self) -> None:
-        """Keep to ``built_scenes``."""
-        newest = next(reversed(self._scenes))
-        for task_id in [task for task in self._idle() if task != newest]:
+        """Keep to ``built_scenes``: drop scenes that no slot is in."""
+        busy = {s.scene.task.task_id for s in self._slots.values()}
+        for task_id in list(self._scenes)[:-1]:
             if len(self._scenes) <= self.config.built_scenes:
                 break
-            self._drop(task_id)
-
-    def _idle(self) -> list[str]:
-        """Tasks whose scenes no slot is in, the least recently used one first."""
-        busy = {s.scene.task.task_id for s in self._slots.values()}
-        return [task_id for task_id in self._scenes if task_id not in busy]
+            if task_id not in busy:
+                self._drop(task_id)
 
     def _drop(self, task_id: str) -> None:
         """A scene, and its world where no other one is left of that."""

@@ -71,7 +71,6 @@ PRESET = "hil_residual"
 _OF_SESSION = ("robot", "cameras", "console", "operator", "teleop")  # keys that are not the run's
 # actors of which every step that was sent is right, however it was decided
 _FROM_EXECUTED = ("none", "direct", "own")
-_SPLIT = ("tabletop", "so101")  # worlds that keep starts apart for being judged
 _SAVE_EVERY = 10  # episodes, in lockstep
 
 
@@ -467,7 +466,8 @@ class Judge:
         """Metrics of ``n`` episodes."""
         settings, random = self._learning.session, torch.get_rng_state()
         config = sessions.body_config(settings)
-        options = config.options | ({"split": "held_out"} if settings.robot.world in _SPLIT else {})
+        apart = build.attribute("real.named:keeps_starts_apart")(settings.robot.world)
+        options = config.options | ({"split": "held_out"} if apart else {})
         config = dataclasses.replace(config, record=False, options=options)
         lockstep = build.attribute("real.lockstep:Lockstep")(
             self._learning.folder / "judged", config
