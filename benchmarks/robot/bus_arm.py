@@ -1,6 +1,6 @@
 """A session in virtual time with an SO-101 behind its serial bus: lerobot's own follower and its
-maker's SDK, unchanged, on the pty of `sim.so101.bus`; only the clock of the SDK is another, and its bytes take
-no pty's time (`_Line`).
+maker's SDK, unchanged, on the pty of `sim.so101.bus`; only the clock of the SDK is another, and its
+bytes take no pty's time (`_Line`).
 
 Whenever the SDK looks at that clock, half a millisecond has passed: for the arm, and for an answer
 that is on its way. So what a call costs is counted, a packet that is lost costs its time-out, and
