@@ -149,6 +149,16 @@ def test_a_broken_gl_library_is_reported(monkeypatch):
     assert "empty picture" in module.check_gl_backend("egl").detail
 
 
+def test_a_gl_library_that_is_not_there_is_no_fault(monkeypatch):
+    """Nothing is started for it."""
+    monkeypatch.setattr(module, "run_child", lambda *args: pytest.fail("a child was started"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "find_library", lambda name: None)
+    check = module.check_gl_backend("osmesa")
+    assert check.status == MISSING and check.detail == "libOSMesa is not installed"
+    assert "libosmesa6" in check.fix and "egl" in check.fix
+
+
 @pytest.mark.parametrize(
     "code, found",
     [

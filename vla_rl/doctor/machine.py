@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -238,6 +239,9 @@ def check_gl_backend(backend: str, timeout_s: float = 120.0) -> Check:
     environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend if backend != "glfw" else ""}
     if backend == "glfw" and not os.environ.get("DISPLAY"):
         return Check(name, MISSING, "no display", _GL_FIX["glfw"])
+    if backend == "osmesa" and find_library("OSMesa") is None:
+        fix = f"{_GL_FIX['osmesa']}; not needed where egl works"
+        return Check(name, MISSING, "libOSMesa is not installed", fix)
     result, error = run_child(_RENDER, timeout_s, environment)
     if result is None:
         return Check(name, FAIL, error, _GL_FIX[backend])
