@@ -234,9 +234,14 @@ def test_a_run_composes_with_algorithms_and_policies_or_says_why_not(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_composes_with_every_algorithm_and_policy_or_says_why_not(run):
-    count = max(len(ALGORITHMS), len(POLICIES))
+    """(But those of the test above.)"""
+    algorithms, policies = (
+        [name for name in names if name not in looked_at]
+        for names, looked_at in zip((ALGORITHMS, POLICIES), zip(*sample(run)), strict=True)
+    )
+    count = max(len(algorithms), len(policies))
     check_refusals(
-        run, [(ALGORITHMS[i % len(ALGORITHMS)], POLICIES[i % len(POLICIES)]) for i in range(count)]
+        run, [(algorithms[i % len(algorithms)], policies[i % len(policies)]) for i in range(count)]
     )
 
 
