@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from statistics import mean
 from typing import Any
@@ -169,16 +170,16 @@ def sample(run: str) -> list[tuple[str, str]]:
     ]
 
 
-def refusals(run: str, algorithm: str, policy: str) -> dict[str, str]:
+def refusals(run: str, algorithm: str, policy: str, compose_both: Any) -> dict[str, str]:
     """Why the run does not take that algorithm, that policy, and both; composed once where the
-    composition is sound."""
+    composition is sound. ``compose_both``: `chosen` or `assembled`."""
     own, with_algorithm, with_policy = (
         [f"run={run}", *GIVEN.get(run, [])],
         f"algorithm={algorithm}",
         f"policy={policy}",
     )
     try:
-        both = compose([*own, with_algorithm, with_policy])
+        both = compose_both(run, algorithm, policy)
     except ConfigError:
         return {
             with_algorithm: compatible(*own, with_algorithm),
@@ -196,6 +197,32 @@ def refusals(run: str, algorithm: str, policy: str) -> dict[str, str]:
     return {given: refusal(config) for given, config in cases.items()}
 
 
+def chosen(run: str, algorithm: str, policy: str) -> RunConfig:
+    return composed(run, f"algorithm={algorithm}", f"policy={policy}")
+
+
+# the presets that set keys of the algorithm alone; the others those of the whole run
+PLAIN = {
+    path.stem
+    for path in (config_dir() / "algorithm").glob("*.yaml")
+    if not path.read_text().startswith("# @package _global_")
+}
+
+
+def assembled(run: str, algorithm: str, policy: str) -> RunConfig:
+    """The same where both presets set their own component's keys alone, without a composition
+    for every pair: no run's file sets a key of either."""
+    if algorithm not in PLAIN:
+        return chosen(run, algorithm, policy)
+    with_policy = with_policy_of(
+        composed(run, "algorithm=ppo"), composed("toy", f"policy={policy}")
+    )
+    learns = composed("toy", f"algorithm={algorithm}")
+    return dataclasses.replace(
+        with_policy, algorithm=learns.algorithm, algorithm_type=learns.algorithm_type
+    )
+
+
 def with_policy_of(config: RunConfig, other: RunConfig) -> RunConfig:
     return dataclasses.replace(config, policy=other.policy, policy_type=other.policy_type)
 
@@ -209,16 +236,18 @@ def refusal(config: RunConfig) -> str:
 
 
 @functools.cache
-def composed(run: str) -> RunConfig:
-    return compose([f"run={run}", *GIVEN.get(run, [])])
+def composed(run: str, *choices: str) -> RunConfig:
+    return compose([f"run={run}", *GIVEN.get(run, []), *choices])
 
 
-def check_refusals(run: str, pairs: Iterable[tuple[str, str]]) -> None:
+def check_refusals(
+    run: str, pairs: Iterable[tuple[str, str]], compose_both: Any = assembled
+) -> None:
     """Never for a key that the run set for another component: tuning belongs to the component's
     own files."""
     assert not refusal(composed(run)), run
     for algorithm, policy in pairs:
-        for given, reason in refusals(run, algorithm, policy).items():
+        for given, reason in refusals(run, algorithm, policy, compose_both).items():
             place = f"run={run} algorithm={algorithm} policy={policy} ({given}): {reason}"
             assert "unknown config key" not in reason, place
             if reason:  # what is wrong and what to do
@@ -226,12 +255,30 @@ def check_refusals(run: str, pairs: Iterable[tuple[str, str]]) -> None:
                 assert any(word in reason for word in (": use ", "Set ", "set ", ": give ")), place
 
 
+@pytest.mark.xdist_group("compositions")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_composes_with_algorithms_and_policies_or_says_why_not(run):
-    check_refusals(run, sample(run))
+    check_refusals(run, sample(run), chosen)
+
+
+@pytest.mark.xdist_group("compositions")
+@pytest.mark.parametrize("run", RUNS)
+def test_presets_that_set_their_components_keys_alone_can_be_put_together(run):
+    """What the test of every pair builds on."""
+    pairs = [(a, p) for a, p in sample(run) if a in PLAIN]
+    assert pairs
+    for algorithm, policy in pairs:
+        try:
+            expected = chosen(run, algorithm, policy)
+        except ConfigError as error:
+            with pytest.raises(ConfigError, match=re.escape(str(error))):
+                assembled(run, algorithm, policy)
+        else:
+            assert assembled(run, algorithm, policy) == expected
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("compositions")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_composes_with_every_algorithm_and_policy_or_says_why_not(run):
     """(But those of the test above.)"""
