@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from vla_rl.assembly.context import Run, split_demonstrations
+from vla_rl.assembly.sources import load_source
 from vla_rl.config import compose
 from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations, read_embodiment
@@ -24,6 +25,7 @@ from vla_rl.data.lerobot_writer import (
     image_statistics,
 )
 from vla_rl.data.sources import check_folder
+from vla_rl.data.trajectories import trajectories_of_dataset
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.monitoring.progress import Progress
 from vla_rl.types import CameraSpec, EmbodimentSpec
@@ -524,6 +526,25 @@ def test_what_its_own_run_keeps_out_of_training_stays_out(tmp_path):
     file.write_text('{"last_episodes_of_each_task": "2"}')
     with pytest.raises(DatasetError, match=r"kept_out\.json is damaged .*'2'"):
         load_demonstrations(tmp_path / "d", SPEC, 3)
+
+
+def test_a_reward_learns_from_nothing_that_is_kept_out(tmp_path):
+    with DemonstrationWriter(tmp_path / "d", SPEC, kept_out=2) as writer:
+        for i in range(7):
+            writer.add_episode(**episode(i, 4), success=True, task_id=f"t{i % 2}", init_state_id=i)
+
+    def states(trajectories):
+        return sorted(t.episode.init_state_id for t in trajectories)
+
+    assert states(trajectories_of_dataset(tmp_path / "d", SPEC)) == [0, 1, 2]
+    drawn = states(trajectories_of_dataset(tmp_path / "d", SPEC, limit=2, seed=1))
+    assert len(drawn) == 2 and set(drawn) < {0, 1, 2}
+    to_fit = load_source(tmp_path / "d", to_learn_from=True)
+    assert states(to_fit.trajectories) == [0, 1, 2] and "without those" in to_fit.what
+    assert states(load_source(tmp_path / "d").trajectories) == list(range(7))  # to be scored
+    (tmp_path / "d" / "meta" / "kept_out.json").write_text('{"last_episodes_of_each_task": 4}')
+    with pytest.raises(DatasetError, match=r"all 7 demonstrations of .*kept_out\.json"):
+        load_source(tmp_path / "d", to_learn_from=True)
 
 
 def test_a_run_on_anothers_demonstrations_trains_on_the_same_ones(finished_run, tmp_path):

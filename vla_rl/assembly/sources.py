@@ -40,15 +40,16 @@ def load_source(
     episodes: int = 64,
     checkpoint: str = "",
     overrides: Sequence[str] = (),
+    to_learn_from: bool = False,
 ) -> Source:
     """Read a source (see the module). For a run, ``checkpoint`` names which of its checkpoints acts
-    ("": rl, else sft).
+    ("": rl, else sft). ``to_learn_from``: of a dataset only what its run does not keep out.
 
     Raises `UserError` for a folder that is none of the three.
     """
     folder = Path(folder)
     if (folder / "meta" / "info.json").is_file():
-        return dataset_source(folder, stride=stride, limit=limit)
+        return dataset_source(folder, stride=stride, limit=limit, to_learn_from=to_learn_from)
     if (folder / "state.json").is_file():
         return rollouts_source(folder)
     if (folder / "config.yaml").is_file():

@@ -65,7 +65,9 @@ def add(command: Add) -> None:
             )
 
 
-def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
+def _reward_sources(
+    arguments: argparse.Namespace, to_learn_from: bool = False
+) -> tuple[Any, list[Any]]:
     """The composed config of a reward command, and the sources that it names."""
     from vla_rl.config import compose, with_run
 
@@ -83,6 +85,7 @@ def _reward_sources(arguments: argparse.Namespace) -> tuple[Any, list[Any]]:
         "limit": arguments.limit,
         "episodes": arguments.episodes,
         "checkpoint": arguments.policy,
+        "to_learn_from": to_learn_from,
     }
     return config, [
         load_source(folder, stride=config.reward_check.stride, **reading) for folder in folders
@@ -127,7 +130,7 @@ def run_reward_score(arguments: argparse.Namespace) -> None:
 
 
 def run_reward_fit(arguments: argparse.Namespace) -> None:
-    config, sources = _reward_sources(arguments)
+    config, sources = _reward_sources(arguments, to_learn_from=True)
     from vla_rl.monitoring.progress import Progress
     from vla_rl.rewards.build import fit_updates
     from vla_rl.rewards.tools import run_fit

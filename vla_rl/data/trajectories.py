@@ -13,6 +13,7 @@ import torch
 
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode
+from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.data.recording import load_whoever
 from vla_rl.storage import load_state, save_state
@@ -30,11 +31,11 @@ def trajectories_of_dataset(
     limit: int = 0,
     seed: int = 0,
 ) -> list[Trajectory]:
-    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`);
-    of those beyond ``limit`` no picture is decoded."""
-    dataset = load_demonstrations(
-        path, embodiment, choose=functools.partial(_draw, limit=limit, seed=seed)
-    )
+    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`) to
+    learn from: without those that the run which collected them keeps out of training
+    (`DatasetError` where that leaves none). Of those beyond ``limit`` no picture is decoded."""
+    choose = functools.partial(_draw, limit=limit, seed=seed, to_learn_from=path)
+    dataset = load_demonstrations(path, embodiment, choose=choose)
     return demonstration_trajectories(dataset, stride=stride)
 
 
@@ -44,12 +45,20 @@ def _draw(
     *,
     limit: int,
     seed: int,
+    to_learn_from: str | Path | None = None,
 ) -> list[torch.Tensor | None]:
-    """``limit`` (0: all) of the episodes at random, as a reader of datasets chooses."""
-    kept = set(range(len(episodes)))
-    if limit and limit < len(episodes):
+    """``limit`` (0: all) of the episodes at random, as a reader of datasets chooses; of the dataset
+    ``to_learn_from`` only what is not kept out."""
+    free = [i for i, e in enumerate(episodes) if to_learn_from is None or not e.kept_out]
+    if episodes and not free:
+        raise DatasetError(
+            f"all {len(episodes)} demonstrations of {to_learn_from} are among those which the run "
+            "that collected them keeps out of training (meta/kept_out.json): name another dataset"
+        )
+    kept = set(free)
+    if limit and limit < len(free):
         generator = torch.Generator().manual_seed(seed)
-        kept = set(torch.randperm(len(episodes), generator=generator)[:limit].tolist())
+        kept = {free[i] for i in torch.randperm(len(free), generator=generator)[:limit].tolist()}
     return [
         torch.ones(e.length, dtype=torch.bool) if i in kept else None
         for i, e in enumerate(episodes)
@@ -153,13 +162,20 @@ class Source:
     what: str
 
 
-def dataset_source(folder: Path, *, stride: int = 4, limit: int = 0) -> Source:
-    """The demonstrations of a LeRobotDataset v3 folder as `trajectories_of_dataset` has them."""
-    dataset = load_whoever(folder, functools.partial(_draw, limit=limit, seed=0))
+def dataset_source(
+    folder: Path, *, stride: int = 4, limit: int = 0, to_learn_from: bool = False
+) -> Source:
+    """The demonstrations of a LeRobotDataset v3 folder, `to_learn_from` as `trajectories_of_dataset`
+    has them, else all."""
+    choose = functools.partial(
+        _draw, limit=limit, seed=0, to_learn_from=folder if to_learn_from else None
+    )
+    dataset = load_whoever(folder, choose)
     trajectories = demonstration_trajectories(dataset, stride=stride)
+    only = ", without those that its run keeps out of training" if to_learn_from else ""
     what = "\n".join(
         [
-            f"{len(trajectories)} demonstrations of {folder}",
+            f"{len(trajectories)} demonstrations of {folder}{only}",
             *(f"warning: {n}" for n in dataset.notes),
         ]
     )
