@@ -481,7 +481,8 @@ def test_few_built_scenes_are_kept_and_rebuilt_alike() -> None:
 
 
 @pytest.mark.slow
-def test_where_memory_is_short_worlds_that_no_slot_is_in_go(monkeypatch) -> None:
+def test_where_memory_is_short_worlds_that_no_slot_is_in_go(monkeypatch, capsys) -> None:
+    """And it is said, once, where one of them is built again."""
     monkeypatch.setattr("sim.libero.simulator.free_memory_bytes", lambda: 1 << 20)
     simulator = make("libero_object", "0", "1", "2", look="light")
     first = simulator.start(0, EpisodeSpec("libero_object/0", 0))
@@ -491,6 +492,11 @@ def test_where_memory_is_short_worlds_that_no_slot_is_in_go(monkeypatch) -> None
     simulator.start(0, EpisodeSpec("libero_object/2", 0))
     assert list(simulator._scenes) == ["libero_object/1", "libero_object/2"]
     assert len(simulator._worlds) == 2
+    assert "memory is short" not in capsys.readouterr().err
+    for state in (1, 2):
+        simulator.start(0, EpisodeSpec("libero_object/0", state))
+        simulator.start(0, EpisodeSpec("libero_object/2", state))
+    assert capsys.readouterr().err.count("env.look=light need less") == 1
     simulator.close()
 
 

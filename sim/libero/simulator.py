@@ -31,6 +31,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import sys
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,10 @@ if TYPE_CHECKING:
 _CACHED_STATES = 4096
 # bytes that have to be free before a scene is built: its textures are there several times meanwhile
 _ROOM = {"exact": 2 << 30, "light": 1 << 30}
+_SHORT_OF_MEMORY = (
+    "LIBERO: memory is short, so a scene that had been dropped is built again, which takes seconds; "
+    "this will go on. Fewer processes (slots.workers), fewer tasks or env.look=light need less."
+)
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
 # see sim.libero.backend.TaskScene.privileged
 _PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS
@@ -141,6 +146,8 @@ class LiberoSimulator:
         self._scenes: OrderedDict[str, TaskScene] = OrderedDict()
         self._slots: dict[int, _Slot] = {}
         self._cache: OrderedDict[tuple[str, str, int], Snapshot] = OrderedDict()
+        self._dropped: set[str] = set()  # tasks whose scene went for want of memory
+        self._said = False
         self._gl: list[Any] = []  # the process's one context, once a scene needs it
         self._free = weakref.finalize(self, _free_worlds, self._worlds, self._gl)
         self._free.atexit = False  # see _build
@@ -268,6 +275,9 @@ class LiberoSimulator:
         if not self._free.alive:
             raise ValueError("this simulator is closed: make a new one")
         self._make_room()
+        if task_id in self._dropped and not self._said:
+            self._said = True
+            print(_SHORT_OF_MEMORY, file=sys.stderr, flush=True)
         scene = self._scenes[task_id] = self._build(task)
         self._drop_scenes()
         return scene
@@ -301,6 +311,7 @@ class LiberoSimulator:
             key = idle.pop(0)
             for task_id in [task for task, scene in self._scenes.items() if scene.key == key]:
                 self._drop(task_id)
+                self._dropped.add(task_id)
             release_memory()
 
     def _drop_scenes(self) -> None:
