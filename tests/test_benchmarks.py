@@ -92,13 +92,12 @@ def test_help_imports_nothing_heavy():
 
 def test_a_users_own_benchmarks_keep_only_this_command_from_working(tmp_path):
     (tmp_path / "benchmarks.py").write_text("raise SystemExit('it is not even imported')\n")
-    code = "import sys; from vla_rl.cli import main; sys.exit(main(sys.argv[1:]))"
     env, shared = (
         os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         {"capture_output": True, "text": True, "timeout": 240},
     )
     runs = [
-        subprocess.run([sys.executable, "-c", code, *words], env=env, cwd=tmp_path, **shared)
+        subprocess.run([sys.executable, "-m", "vla_rl", *words], env=env, cwd=tmp_path, **shared)
         for words in (["bench", "replay", "--steps", "8"], ["eval", "--help"])
     ]
     assert (

@@ -185,10 +185,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 def test_a_reader_that_has_gone_ends_a_command_quietly():
     """``vla-rl ... | head``; through a socket too. Where there is no output at all, nobody was
     to read it."""
-    code = (
-        "import sys; from vla_rl.cli import main; sys.exit(main(['train', 'run=toy', '--dry-run']))"
-    )
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-m", "vla_rl", "train", "run=toy", "--dry-run"]
     read, write = os.pipe()
     os.close(read)
     ours, theirs = socket.socketpair()

@@ -530,7 +530,7 @@ def test_a_driver_that_is_killed_goes_on_by_the_same_command(start, tmp_path):  
         "env.step_seconds=0.01",
         f"output_dir={tmp_path}",
     ]
-    command = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())"]
+    command = [sys.executable, "-m", "vla_rl"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
         [*command, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

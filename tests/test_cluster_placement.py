@@ -493,13 +493,7 @@ def test_roles_are_where_a_hybrid_wants_them_before_and_after_a_node_is_lost(sta
             "cluster.learners=1",
             "cluster.learner_cpus=0.5",
         ]
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; from vla_rl.cli import main; sys.exit(main())",
-            "train",
-            *words,
-        ]
+        command = [sys.executable, "-m", "vla_rl", "train", *words]
         log = stack.enter_context((tmp_path / "log").open("w"))
         driver = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         stack.callback(driver.kill)

@@ -312,9 +312,8 @@ def test_a_second_ctrl_c_is_not_waited_for(interruptible):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_real_signal_stops_with_130_and_resumes(stop, before_rl, whole, tmp_path):
     arguments = ["train", *SMALL, f"output_dir={tmp_path}"]
-    code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-m", "vla_rl", *arguments],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -720,10 +719,9 @@ def test_a_missing_simulator_package_is_named_with_the_extra(tmp_path):
         "slots.workers=1",
         "wandb=false",
     ]
-    code = f"import sys; from vla_rl.cli import main; sys.exit(main({arguments!r}))"
     path = os.pathsep.join(p for p in (str(tmp_path), os.environ.get("PYTHONPATH", "")) if p)
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-m", "vla_rl", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,

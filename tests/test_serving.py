@@ -600,13 +600,10 @@ def test_a_session_asks_for_no_checkpoint_where_a_policy_is_served(tmp_path, mon
 
 # ----------------------------------------------------------------------------------- the command
 # line
-CALL = "import sys; from vla_rl.cli import main; sys.exit(main())"
-
-
 @contextlib.contextmanager
 def serving(*arguments):
     """`vla-rl serve` in a process of its own, until Ctrl-C, with what it said."""
-    command = [sys.executable, "-c", CALL, "serve", *map(str, arguments), "--port=0"]
+    command = [sys.executable, "-m", "vla_rl", "serve", *map(str, arguments), "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             line = server.stdout.readline()

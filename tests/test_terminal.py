@@ -27,7 +27,7 @@ from vla_rl.files import explained, replacing_file, require_new, write_whole
 from vla_rl.storage import disk_full, is_disk_full
 from vla_rl.terminal import ready_streams
 
-COMMAND = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "vla_rl"]
 
 
 # -------------------------------------------------------------------------------------------- words

@@ -232,12 +232,7 @@ class _Soak:
         self, environment: Mapping[str, str], stack: contextlib.ExitStack
     ) -> subprocess.Popen:
         self._folder.parent.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; from vla_rl.cli import main; sys.exit(main())",
-            "train",
-        ]
+        command = [sys.executable, "-m", "vla_rl", "train"]
         log = stack.enter_context(self._log.open("a"))
         words = [*self._words, f"cluster.address={self._nodes.address}"]
         driver = subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)

@@ -41,7 +41,7 @@ AFTER_S = 1.2  # that is watched from the signal on
 # at most; a machine that is very busy takes minutes to import what learns
 START_S, END_S = 600.0, 300.0
 HANG_S = 15.0  # after which a learner that stands still is replaced; 600 unless one says so
-_RUN = [sys.executable, "-c", "import sys; from vla_rl.cli import main; sys.exit(main())", "robot"]
+_RUN = [sys.executable, "-m", "vla_rl", "robot"]
 _LEARN = [
     "run=toy_td3",
     "algorithm.start_decisions=5",
