@@ -27,7 +27,6 @@ from policies.actors.residual import ResidualPolicy
 from policies.actors.settings import ResidualConfig, SteeredConfig
 from policies.actors.steered import SteeredPolicy
 from policies.lerobot.families import FAMILIES, LEFT_OUT
-from policies.lerobot.heads import CentringHead
 from policies.lerobot.improvement import advised
 from policies.lerobot.noise import inputs_of
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
@@ -208,7 +207,6 @@ def test_a_new_encoder_is_centred_on_the_pictures_it_will_see(
         for row in range(16):
             x[row, row : row + 6, row : row + 6] = 255
     seen = dataclasses.replace(seen, images=spots, proprio=torch.randn(16, 5))
-    assert isinstance(policy.head, CentringHead)
     pixels = [type(eye.layer).__name__.startswith("Conv") for eye in policy.head.eyes]
     assert sum(pixels) == (2 if name == EACH_CAMERA else 1)
     before = policy.image_token_spread(seen)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from policies.denoising.chain import Chain, flow_chain, split_prediction
 from policies.lerobot.centring import Eye
-from policies.lerobot.heads import TOKEN_MASK, TOKENS, _denoising_loss, scales, times
+from policies.lerobot.heads import TOKEN_MASK, TOKENS, ChainHead, _denoising_loss, scales, times
 from policies.trunk.features import coarse, mean_word
 
 
@@ -113,13 +113,10 @@ def siglip(tower: Any) -> Eye:
     return Eye(tower.embeddings.patch_embedding, tower.embeddings.position_embedding.weight)
 
 
-class FlowHead(abc.ABC):
+class FlowHead(ChainHead):
     """Flow matching by an action expert, as SmolVLA and π0 do it."""
 
-    first_step = 0
     default_noise = 0.5
-    keeps_first_noise = False
-    noise_samples: int  # of those whose loss can share a pass of the prefix (`SharingHead`)
 
     def __init__(self, policy: Any, default_steps: int):
         self.policy, self.model, self.default_steps = policy, policy.model, default_steps
@@ -149,7 +146,7 @@ class FlowHead(abc.ABC):
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Velocity error over valid control steps and the robot's dimensions; lerobot draws noise
         N(0, I), then time ~ Beta(1.5, 1)."""
-        n = self.noise_samples
+        n = self.noise_samples or 1
         actions, valid = (
             x.repeat_interleave(n, 0) for x in (self.policy.prepare_action(batch), valid)
         )

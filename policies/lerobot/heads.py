@@ -11,8 +11,9 @@ Letters: b batch, T control steps that the model denoises or regresses, d its ac
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,97 +29,76 @@ TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attent
 PADDED = "action_is_pad"
 
 
-class Head(Protocol):
-    """What every family's head offers. ``executed`` control steps are run of the
-    ``chunk_length``."""
+class Head(abc.ABC):
+    """What every family's head offers, and what is assumed of one that says no more. ``executed``
+    control steps are run of the ``chunk_length``.
+
+    ``noise_samples``: how many noisy chunks of each row the loss takes on one pass of the prefix
+    (None: it takes one, and no other number).
+    """
 
     chunk_length: int
     executed: int
+    noise_samples: int | None = None
 
+    @abc.abstractmethod
     def loss(self, batch: dict[str, Any], valid: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Training loss over the control steps that ``valid`` [b h] marks, and its parts."""
-        ...
 
+    @abc.abstractmethod
     def visual(self, batch: dict[str, Any]) -> Tensor:
         """What the images make [b f], half precision."""
-        ...
 
     def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """What the instruction makes {"text": [b d]}; nothing of families that are told nothing."""
-        ...
+        return {}
+
+    @property
+    def eyes(self) -> Sequence[Eye]:
+        """What is centred of a picture encoder that, as it begins, depends on the pictures it will
+        see, in the order in which a picture goes through."""
+        return ()
 
 
-class ChainHead(Head, Protocol):
+class ChainHead(Head):
     """A head whose actions come out of the steps of a `policies.denoising.chain.Chain`.
 
     ``first_step`` control steps of a sample lie before the present one, and ``chunk_length`` after.
     ``keeps_first_noise``: a step without noise goes on with the chain's first noise, not with the
-    present estimate of it.
+    present estimate of it. ``output``: the linear layer in which a network ends that has features
+    of each control step.
     """
 
-    first_step: int
+    first_step: int = 0
     sample_shape: tuple[int, int]
     default_steps: int
     default_noise: float
-    keeps_first_noise: bool
+    keeps_first_noise: bool = False
+    output: nn.Linear | None = None
 
+    @abc.abstractmethod
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The table of ``steps`` steps; ``form`` is one of a flow's, ``noise_level`` its a, or η
         of DDIM."""
-        ...
 
+    @abc.abstractmethod
     def condition(self, batch: dict[str, Any]) -> Any:
         """What stays the same along the chain, encoded once."""
-        ...
 
+    @abc.abstractmethod
     def estimates(
         self, condition: Any, x: Tensor, chain: Chain, index: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Estimates of the action and of the noise [b T d] from the sample ``x`` before step
         ``index``, one of all rows or int64 [b], one of each."""
-        ...
-
-
-@runtime_checkable
-class FeatureHead(ChainHead, Protocol):
-    """One whose network ends in a linear layer that reads features of each control step."""
-
-    output: nn.Linear
-
-
-@runtime_checkable
-class SharingHead(ChainHead, Protocol):
-    """One whose loss takes ``noise_samples`` noisy chunks of each row on one pass of the prefix."""
-
-    noise_samples: int
-
-
-@runtime_checkable
-class CentringHead(Head, Protocol):
-    """One whose picture encoder, as it begins, depends on the pictures it will see."""
-
-    @property
-    def eyes(self) -> Sequence[Eye]:
-        """What is centred, in the order in which a picture goes through."""
-        ...
-
-
-@runtime_checkable
-class BeginningHead(ChainHead, Protocol):
-    """One whose chain does not begin with normal noise."""
 
     def begins(self, noise: Tensor) -> Tensor:
         """What a chain starts from, of standard normal ``noise`` [b T d]."""
-        ...
-
-
-@runtime_checkable
-class FinishingHead(ChainHead, Protocol):
-    """One whose chain ends in something that stands for actions."""
+        return noise
 
     def finished(self, x: Tensor) -> Tensor:
         """Normalised actions [b T d] of the chain's end."""
-        ...
+        return x
 
 
 def _images(policy: Any, batch: dict[str, Any]) -> list[Tensor]:
@@ -169,7 +149,7 @@ def _with_past(actions: Tensor, valid: Tensor, steps: int) -> tuple[Tensor, Tens
 
 
 # ---------------------------------------------------------------------------------------------- ACT
-class RegressionHead:
+class RegressionHead(Head):
     """ACT (Zhao et al. 2023, arXiv 2304.13705): a chunk in one forward, trained as a conditional
     VAE with an L1 loss."""
 
@@ -201,16 +181,13 @@ class RegressionHead:
             [self.policy.model.backbone(x)["feature_map"] for x in _images(self.policy, batch)]
         )
 
-    def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        return {}
-
     def predict(self, batch: dict[str, Any]) -> Tensor:
         """Normalised actions [b T a]."""
         return self.policy.predict_action_chunk(batch)
 
 
 # ---------------------------------------------------------------------------------------- diffusion
-class DiffusionHead:
+class DiffusionHead(ChainHead):
     """Diffusion Policy (Chi et al. 2023, arXiv 2303.04137): DDPM or DDIM over a chunk, conditioned
     by FiLM.
 
@@ -220,7 +197,6 @@ class DiffusionHead:
     """
 
     default_noise = 1.0
-    keeps_first_noise = False
 
     def __init__(self, policy: Any):
         self.policy, config = policy, policy.config
@@ -274,9 +250,6 @@ class DiffusionHead:
         before them."""
         last = self.condition(batch).unflatten(1, (self.policy.config.n_obs_steps, -1))[:, -1]
         return last[:, batch[STATE].shape[1] :].half()
-
-    def told(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        return {}
 
     def chain(self, steps: int, form: str, noise_level: float) -> Chain:
         """The checkpoint's own scheduler (``form`` is a flow's and plays no part): DDPM's

@@ -39,13 +39,8 @@ from policies.lerobot.heads import (
     ACTION,
     PADDED,
     STATE,
-    BeginningHead,
-    CentringHead,
     ChainHead,
-    FeatureHead,
-    FinishingHead,
     RegressionHead,
-    SharingHead,
     column,
 )
 from policies.lerobot.improvement import AdvisedPolicy
@@ -99,7 +94,7 @@ class LeRobotPolicy(AdvisedPolicy, nn.Module, Policy):
 
     def _share_noise(self) -> None:
         head, samples = self.head, self.config.noise_samples
-        if isinstance(head, SharingHead):
+        if head.noise_samples is not None:
             head.noise_samples = samples
         elif samples > 1:
             raise ConfigError(
@@ -305,7 +300,7 @@ class LeRobotPolicy(AdvisedPolicy, nn.Module, Policy):
 
     def first_look(self, shown: Callable[[], Observation]) -> None:
         """See `vla_rl.interfaces.Policy`."""
-        if self.config.checkpoint or not isinstance(self.head, CentringHead):
+        if self.config.checkpoint or not self.head.eyes:
             return
         seen = shown()
         self.model.eval()
@@ -455,7 +450,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         self._clip_scale = chains.clip_schedule(trained, config.clip_base, config.clip_rate)
 
     def _new_noise_net(self) -> NoiseNet:
-        if not isinstance(self.head, FeatureHead):
+        if self.head.output is None:
             raise ConfigError(
                 f"policy.sampler={LEARNED_NOISE} learns its noise from what an expert makes of "
                 f"each control step, and lerobot's {self.stored.family} has none to show: use "
@@ -490,9 +485,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
 
     def _decided(self, x: Tensor) -> ActionChunk:
         """What the end of a chain [b T d] stands for."""
-        return self._chunk(
-            self._actions(self.head.finished(x) if isinstance(self.head, FinishingHead) else x)
-        )
+        return self._chunk(self._actions(self.head.finished(x)))
 
     def _step(
         self,
@@ -513,8 +506,8 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         if self.noise_net is None:
             action, noise = self._estimates(condition, x, index, guidance)
         else:
-            head: Any = self.head  # a `FeatureHead`
-            with inputs_of(head.output) as seen:
+            assert self.head.output is not None, "as `_new_noise_net` saw"
+            with inputs_of(self.head.output) as seen:
                 action, noise = self._estimates(condition, x, index, guidance)
             std = self.noise_net(seen[-1])
             std = nn.functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
@@ -580,9 +573,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         free = self._free()
         self.model.eval()
         condition = self.condition(observation, check=not _is_blank(observation))
-        begin = first if start is None else start
-        if isinstance(self.head, BeginningHead):
-            begin = self.head.begins(begin)
+        begin = self.head.begins(first if start is None else start)
         chosen = drawn_steps(seeds, self.first_trained, steps).to(self.device)
         path, log_probs = [begin], []
         for k in range(steps):

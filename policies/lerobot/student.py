@@ -12,7 +12,6 @@ from torch import Tensor
 from policies.denoising.chain import Chain
 from policies.lerobot.families import FAMILIES
 from policies.lerobot.flows import repeated
-from policies.lerobot.heads import BeginningHead
 from policies.lora import merged
 from vla_rl.errors import ConfigError
 from vla_rl.types import Observation
@@ -72,8 +71,7 @@ class TeachingChain:
         ``action_error``, mean distance per dimension to the teacher's chunks (physical units)."""
         rows = len(observation) * noises
         first = torch.randn(rows, *self.head.sample_shape, generator=generator).to(self.device)
-        if isinstance(self.head, BeginningHead):
-            first = self.head.begins(first)
+        first = self.head.begins(first)
         self.model.eval()
         with torch.no_grad():  # the two have one prefix
             fixed = teacher.condition(observation)

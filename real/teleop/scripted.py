@@ -8,6 +8,7 @@ runner.md §8 (129 driver studies for the reaction).
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,27 +24,27 @@ from vla_rl.bounds import Bounded, bound
 LAG_S = 2.0  # how much of the expert's past is kept
 
 
-class Expert(Protocol):
+class Expert(abc.ABC):
     """What the operator sees and would do. ``state`` is the supervisor's; a simulated task may
     know more. ``rate`` (1/s) is how fast a hand closes the gap to its goal."""
 
     rate: float = 10.0
 
+    @abc.abstractmethod
     def action(self, state: State) -> tuple[tuple[float, ...], float]:
         """Six axes in [-1, 1], and the gripper."""
-        ...
 
     def goal(self, state: State) -> tuple[float, ...]:
         """Where the joints should be, of an arm that is led by them (else empty)."""
         return ()
 
+    @abc.abstractmethod
     def outcome(self, state: State) -> str:
         """One of success and failure, or empty while the episode goes on."""
-        ...
 
+    @abc.abstractmethod
     def progress(self, state: State) -> float:
         """How far the task is, higher is further."""
-        ...
 
 
 class Rule(Protocol):
