@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,7 +196,6 @@ class Client:
         role: str,
         source: str = "",
         beat_hz: float = 40.0,
-        clock: Callable[[], float] = time.monotonic,
     ):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -207,7 +205,7 @@ class Client:
             raise LinkError(
                 f"no session answers at {path} ({error.strerror}): is `vla-rl robot run` running?"
             ) from None
-        self.writer = Writer(source or f"{role}.{os.getpid()}", clock)
+        self.writer = Writer(source or f"{role}.{os.getpid()}", time.monotonic)
         self.token = ""
         self._lock = threading.Lock()
         self._closed = threading.Event()

@@ -52,11 +52,11 @@ def open_plain(
     return file
 
 
-def require_plain(path: Path, remedy: str, error: type[UserError] = UserError) -> None:
-    """Raise ``error`` where ``path`` is no plain file."""
+def require_plain(path: Path, remedy: str) -> None:
+    """Raise `UserError` where ``path`` is no plain file."""
     kind = os.lstat(path).st_mode
     if not stat.S_ISREG(kind):
-        raise error(f"{path} is {_kind(kind)}, and a plain file is needed: {remedy}")
+        raise UserError(f"{path} is {_kind(kind)}, and a plain file is needed: {remedy}")
 
 
 def read_plain(

@@ -25,10 +25,10 @@ _BORDER = 1e-3
 _MAX_TRIES = 10_000
 
 
-def check_split(split: str, key: str = "split") -> str:
+def check_split(split: str) -> str:
     """``split`` itself; raises `ConfigError` unless it is one of `SPLITS`."""
     if split not in SPLITS:
-        raise ConfigError(f"{key}={split!r} is unknown: use one of {', '.join(SPLITS)}.")
+        raise ConfigError(f"split={split!r} is unknown: use one of {', '.join(SPLITS)}.")
     return split
 
 

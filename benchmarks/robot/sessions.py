@@ -83,14 +83,14 @@ def starts(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in ("launcher", "learner")}
 
 
-def launcher_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Trial:
+def launcher_trial(how: str, start: Path, delay: float) -> Trial:
     """The launcher of a session whose policy is the checkpoint ``start`` is "killed" or "frozen"
     while the arm moves."""
-    return undisturbed(lambda: _launcher(how, start, delay, folder))
+    return undisturbed(lambda: _launcher(how, start, delay))
 
 
-def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial:
-    with tempfile.TemporaryDirectory(prefix="launch", dir=folder) as place:
+def _launcher(how: str, start: Path, delay: float) -> Trial:
+    with tempfile.TemporaryDirectory(prefix="launch") as place:
         session = Path(place) / "s"
         words = [
             "run",
@@ -124,10 +124,10 @@ def _launcher(how: str, start: Path, delay: float, folder: Path | None) -> Trial
         )
 
 
-def learner_trial(how: str, start: Path, delay: float, folder: Path | None = None) -> Spared:
+def learner_trial(how: str, start: Path, delay: float) -> Spared:
     """The learner of ``robot learn`` from the policy ``start`` is "killed" or "frozen" while the
     arm moves."""
-    with tempfile.TemporaryDirectory(prefix="learn", dir=folder) as place:
+    with tempfile.TemporaryDirectory(prefix="learn") as place:
         out = Path(place) / "a"
         asked = [
             "learn",

@@ -164,14 +164,12 @@ def swaying(body: Body, world: str, role: str = "console") -> Iterator[Operator]
         operator.client.close()
 
 
-def trial(
-    victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None = None
-) -> Trial:
+def trial(victim: str, how: str, config: BodyConfig, delay: float) -> Trial:
     """``victim`` "policy", "teleop" (whose device then moves the arm), "console", "supervisor",
     "guard", "recorder", "camera" (of ``config``), "picture" (those of a simulated arm's own
     cameras), or "operator" (who has control, in this process) is "killed" or "frozen" ``delay``
     seconds after the arm was told to move."""
-    return undisturbed(lambda: _tried(victim, how, config, delay, folder))
+    return undisturbed(lambda: _tried(victim, how, config, delay))
 
 
 def undisturbed(tried: Callable[[], Trial]) -> Trial:
@@ -186,9 +184,9 @@ def undisturbed(tried: Callable[[], Trial]) -> Trial:
     return found
 
 
-def _tried(victim: str, how: str, config: BodyConfig, delay: float, folder: Path | None) -> Trial:
+def _tried(victim: str, how: str, config: BodyConfig, delay: float) -> Trial:
     with (
-        tempfile.TemporaryDirectory(prefix="trial", dir=folder) as place,
+        tempfile.TemporaryDirectory(prefix="trial") as place,
         Body(place, config) as body,
     ):
         own = {"policy": driver(body.socket, config.world, Path(place) / "driver.txt")}

@@ -86,14 +86,14 @@ def lanczos_matrix(size_in: int, size_out: int) -> Tensor:
 
 
 @functools.cache
-def crop_matrix(size_in: int, size_out: int, area: float = CROP_AREA) -> Tensor:
-    """Weights float32 [out in] that cut out the centre ``area`` along one axis and stretch it
+def crop_matrix(size_in: int, size_out: int) -> Tensor:
+    """Weights float32 [out in] that cut out the centre `CROP_AREA` along one axis and stretch it
     bilinearly.
 
     TensorFlow's crop_and_resize: samples run from one end of the box to the other, in units of in -
     1.
     """
-    side = math.sqrt(area)
+    side = math.sqrt(CROP_AREA)
     at = ((1 - side) / 2 + side * np.arange(size_out) / (size_out - 1)) * (size_in - 1)
     return torch.tensor(
         np.clip(1 - np.abs(at[:, None] - np.arange(size_in)[None]), 0.0, None), dtype=torch.float32

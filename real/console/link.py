@@ -20,9 +20,10 @@ class SocketLink:
     """A connected Unix SEQPACKET socket, read by an event loop. A packet that is no message is
     counted and dropped."""
 
-    def __init__(self, connection: socket.socket, source: str = "console", role: str = "console"):
-        self.source, self.role = source, role
-        self.writer = Writer(source, time.monotonic)
+    source = "console"
+
+    def __init__(self, connection: socket.socket):
+        self.writer = Writer(self.source, time.monotonic)
         self.refused = 0
         self._socket: socket.socket | None = connection
         self._lost: Callable[[], None] = lambda: None
@@ -49,7 +50,7 @@ class SocketLink:
         self._heard, self._lost = heard, lost
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
-        self.send(Hello, role=self.role, pid=os.getpid())
+        self.send(Hello, role="console", pid=os.getpid())
 
     def _read(self) -> None:
         for _ in range(64):  # then others get their turn

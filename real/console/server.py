@@ -73,12 +73,11 @@ class Console:
         config: ConsoleConfig,
         link: SocketLink,
         pictures: Pictures,
-        clock: Callable[[], float] = time.monotonic,
         facts: Facts | None = None,
     ):
         self.config = config
-        self.gate = Gate(config, clock)
-        self.hub = Hub(config, link, pictures, clock, facts or Facts())
+        self.gate = Gate(config, time.monotonic)
+        self.hub = Hub(config, link, pictures, time.monotonic, facts or Facts())
         self._files = {
             p.name: (p.read_bytes(), TYPES[p.suffix]) for p in PAGE.iterdir() if p.suffix in TYPES
         }

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from real.messages import Frame
 
+_DRIFT = 0.002  # of a device's clock, seconds per second
+_JUMP_S = 0.05  # more than a drift explains
+
 
 @dataclass
 class Client:
@@ -24,11 +27,10 @@ class DeviceClock:
     """How old a device's stamp is, whose clock has an unknown offset that may drift.
 
     What arrives was made earlier, so stamp - now never exceeds the true offset: its largest value,
-    which is let down by ``drift`` seconds per second so that it can follow, estimates it.
+    which is let down by `_DRIFT` seconds per second so that it can follow, estimates it.
     """
 
-    def __init__(self, drift: float = 0.002, jump_s: float = 0.05):
-        self.drift, self.jump_s = drift, jump_s
+    def __init__(self) -> None:
         self._offset: float | None = None
         self._newest = -math.inf
         self._time = 0.0
@@ -42,15 +44,15 @@ class DeviceClock:
         minutes, and one that seems to have gone ahead may be one whose first stamp came late, after
         which every age would be too small."""
         seen, before, self._newest = stamp - now, self._newest, stamp
-        if stamp < before - self.jump_s:  # what is older does not come after what is newer
+        if stamp < before - _JUMP_S:  # what is older does not come after what is newer
             self._offset = None
             return stamp - before
         if self._offset is None:
             self._offset, self._time = seen, now
-        self._offset -= self.drift * max(0.0, now - self._time)
+        self._offset -= _DRIFT * max(0.0, now - self._time)
         self._time = now
         ahead = seen - self._offset
-        if ahead > self.jump_s:
+        if ahead > _JUMP_S:
             self._offset = seen
             return -ahead
         self._offset = max(self._offset, seen)

@@ -8,7 +8,7 @@ that holds it is a hazard (lerobot #3385, #3506).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,12 @@ class Follower:
         torque: float,
         speed: float,
         pull: float,
-        clock: Callable[[], float] = time.monotonic,
     ):
-        self.bus, self.names, self.clock = bus, tuple(names), clock
+        self.bus, self.names = bus, tuple(names)
         self.torque, self.speed, self.pull = torque, speed, pull
         self._goal: np.ndarray | None = None
         self._pulled_since: float | None = None
-        self._rests_until = self._before = clock()
+        self._rests_until = self._before = time.monotonic()
 
     @property
     def follows(self) -> bool:
@@ -55,7 +54,7 @@ class Follower:
     def update(self, leader: Sequence[float], follower: Sequence[float], may: bool) -> None:
         """Once a period: ``leader`` is where it stands, ``follower`` where the arm does; it
         follows while it ``may``. Raises whatever its bus does."""
-        now, place = self.clock(), np.asarray(leader, dtype=float)
+        now, place = time.monotonic(), np.asarray(leader, dtype=float)
         seconds, self._before = min(now - self._before, 0.2), now
         if not may:
             return self.let_go()
@@ -81,7 +80,7 @@ class Follower:
         """Limp from now on."""
         if self._goal is not None:
             self._goal = self._pulled_since = None
-            self._rests_until = self.clock() + _AGAIN_S
+            self._rests_until = time.monotonic() + _AGAIN_S
             self.bus.disable_torque(num_retry=3)
 
     def _hold(self, place: np.ndarray) -> None:

@@ -25,9 +25,9 @@ class PlainEnv:
     environment's own while it resets. ``size`` 0: no pictures.
     """
 
-    def __init__(self, task: Task, size: int, assets: str = "") -> None:
+    def __init__(self, task: Task, size: int) -> None:
         ensure_backend()
-        envs: Any = package.load(assets, task.package)
+        envs: Any = package.load(folder=task.package)
         self.task = task
         with package.quiet():
             if size:

@@ -144,7 +144,6 @@ class DemonstrationWriter:
         embodiment: EmbodimentSpec,
         *,
         video: bool = False,
-        workers: int | None = None,
         extra: Mapping[str, Sequence[str]] | None = None,
         kept_out: int = 0,
     ):
@@ -169,9 +168,7 @@ class DemonstrationWriter:
         fps = embodiment.control_hz
         self._fps: int | float = int(fps) if float(fps).is_integer() else fps
         self._features = lerobot_features(embodiment, video, extra)
-        self._pool = ThreadPoolExecutor(
-            workers or min(4, os.cpu_count() or 1), thread_name_prefix="png"
-        )
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="png")
         self._pending: deque[dict[str, Any]] = deque()
         self._episodes: list[dict[str, Any]] = []
         self._instructions: dict[str, int] = {}

@@ -52,12 +52,10 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return ((ends - counts + 1 + ends) / 2.0)[inverse]
 
 
-def spearman(
-    values: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray | None = None
-) -> float:
-    """Spearman's correlation with ``other`` (default: with time); NaN where either is constant."""
+def spearman(values: Sequence[float] | np.ndarray) -> float:
+    """Spearman's correlation with time; NaN where they are constant."""
     a = ranks(np.asarray(values, np.float64))
-    b = ranks(np.arange(len(a)) if other is None else np.asarray(other, np.float64))
+    b = ranks(np.arange(len(a)))
     a, b = a - a.mean(), b - b.mean()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / size if size > 0 else float("nan")
@@ -439,11 +437,11 @@ def decide(f: Figures, check: RewardCheckConfig) -> tuple[str, list[str]]:
 
 
 # ------------------------------------------------------------------------------------------- output
-def write_quality(quality: Quality, folder: Path, stem: str = "reward_quality") -> Path:
-    """Write ``<stem>.json`` and ``<stem>.html`` (figures, plots, verdict) into ``folder``;
-    returns the page's path."""
-    write_json(folder / f"{stem}.json", quality.to_dict())
-    page = folder / f"{stem}.html"
+def write_quality(quality: Quality, folder: Path) -> Path:
+    """Write ``reward_quality.json`` and ``reward_quality.html`` (figures, plots, verdict) into
+    ``folder``; returns the page's path."""
+    write_json(folder / "reward_quality.json", quality.to_dict())
+    page = folder / "reward_quality.html"
     template = (
         importlib.resources.files("vla_rl")
         .joinpath("report_template.html")

@@ -17,6 +17,8 @@ from vla_rl.rewards.handle import state_of
 from vla_rl.splits import stable_seed
 from vla_rl.types import Trajectory
 
+HOLD_OUT = 4  # one in so many episodes of a run judges a reward that is refitted on the others
+
 
 # --------------------------------------------------------------------------- scoring in the rollout
 class RewardScorer:
@@ -135,7 +137,7 @@ class CoEvolvingReward(RewardModel):
     """Refits a learned reward on the run's own labelled rollouts every ``every`` scored batches
     (SPARK's idea), and keeps the old one where its quality on held-out trajectories falls.
 
-    One in ``hold_out`` trajectories (chosen by rollout id) is never trained on. ``quality`` maps
+    One in `HOLD_OUT` trajectories (chosen by rollout id) is never trained on. ``quality`` maps
     (reward, trajectories) to a number, higher is better, NaN where it cannot be told (then the old
     reward stays). Buffers hold the last ``buffer`` trajectories; they start empty again after a
     resume, the reward itself does not.
@@ -150,12 +152,11 @@ class CoEvolvingReward(RewardModel):
         *,
         every: int,
         buffer: int = 256,
-        hold_out: int = 4,
         tolerance: float = 0.02,
         seed_trajectories: Sequence[Trajectory] = (),
     ):
         self.reward, self.quality = RewardModel.of(reward), quality
-        self.every, self.buffer, self.hold_out, self.tolerance = every, buffer, hold_out, tolerance
+        self.every, self.buffer, self.tolerance = every, buffer, tolerance
         self._seed = list(seed_trajectories)
         self._train: list[Trajectory] = []
         self._held: list[Trajectory] = []
@@ -168,10 +169,10 @@ class CoEvolvingReward(RewardModel):
         for t in trajectories:
             if t.episode.lead:  # labels count from the initial state
                 continue
-            held = stable_seed("held out", t.rollout_id) % self.hold_out == 0
+            held = stable_seed("held out", t.rollout_id) % HOLD_OUT == 0
             (self._held if held else self._train).append(t)
         self._train = self._train[-self.buffer :]
-        self._held = self._held[-max(1, self.buffer // self.hold_out) :]
+        self._held = self._held[-max(1, self.buffer // HOLD_OUT) :]
         self._batches += 1
         if self._batches % self.every == 0:
             self._metrics |= self.refit()
