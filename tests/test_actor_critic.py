@@ -1325,7 +1325,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         ),
         (
             ["algorithm=iql", "actor=improved"],
-            r"weighted capability, and actor.type=improved has none: set actor=resid",
+            r"weighted_imitation capability, and actor.type=improved has none: set actor=resid",
         ),
         (
             ["algorithm=sac", "actor=steered"],

@@ -63,6 +63,10 @@ def test_what_a_class_has_itself_is_what_it_can():
     class Withheld(Tokens):
         can = frozenset()
 
+    class Older(Tokens):
+        can = frozenset({"kept", "likelihood"})
+
+    assert Older.can == {"cached_features", "likelihood"}
     assert Tokens().can == {"likelihood"} and not Fewer.can and not Withheld.can
     assert list(Tokens().parameters()) == [] and Tokens().training  # of the module, not the default
 

@@ -383,7 +383,7 @@ def test_options_of_cameras():
     with pytest.raises(ConfigError, match="only a simulated arm has that"):
         session.possible(
             compose(["robot=fake", "cameras.wrist=opencv"]),
-            session.Asked(lockstep=True, episodes=1),
+            session.SessionRequest(lockstep=True, episodes=1),
         )
 
 

@@ -32,15 +32,15 @@ from vla_rl.rewards.build import build_reward, save_reward
 from vla_rl.robot import learning
 from vla_rl.robot import reward_process as lives
 from vla_rl.robot.operator import make_operator
-from vla_rl.robot.reward_process import Live, Remembering
-from vla_rl.robot.session import Asked, run
+from vla_rl.robot.reward_process import AskedOnce, RewardWatcher
+from vla_rl.robot.session import SessionRequest, run
 
 
 def watched(folder: Path, judge, every: int = 4, episodes: int = 1):
     """Journals of a policy that raises the point by 1 mm a control step, watched by ``judge``."""
     session = Lockstep(folder, FAKE)
     try:
-        session.scored(Live(judge, Rings(), "level", every))
+        session.scored(RewardWatcher(judge, Rings(), "level", every))
         session.watched(make_operator(EXACT, session.world))
         plan = Plan((dataclasses.replace(RAISE, horizon=60),), episodes, alone=True)
         session.run(
@@ -134,7 +134,7 @@ def test_what_a_reward_does_not_know_is_not_said(tmp_path):
 def test_of_a_late_score_the_record_of_the_next_episode_hears_nothing(tmp_path):
     session = Lockstep(tmp_path / "s", FAKE)
     try:
-        session.scored(Live(lambda trajectory: 0.5, Rings(), "level", 4))
+        session.scored(RewardWatcher(lambda trajectory: 0.5, Rings(), "level", 4))
 
         def late(images, proprio, instruction, first):
             session.send("reward", Progress, model="late", episode=99, step=1, value=0.5)
@@ -158,7 +158,7 @@ def test_of_an_episode_that_grows_a_chat_model_is_asked_what_is_new():
             return [f"{int(q.images[1].float().mean()) % 40}" for q in questions]
 
     config = VLACConfig(checkpoint="none", done_weight=0.0, frame_skip=1)
-    plain, remembering = VLAC(config, Backend()), VLAC(config, Remembering(Backend()))
+    plain, remembering = VLAC(config, Backend()), VLAC(config, AskedOnce(Backend()))
     whole = _episode(6)
     counts, values = [], []
     for n in range(1, 7):
@@ -338,5 +338,5 @@ def test_a_reward_without_a_curve_is_refused_before_anything_moves(tmp_path, ris
         [f"checkpoint={riser}", "robot=fake", f"output_dir={tmp_path}", "name=s", *given]
     )
     with pytest.raises(ConfigError) as error:
-        run(settings, Asked(1, console=False))
+        run(settings, SessionRequest(1, console=False))
     assert said in str(error.value) and not (tmp_path / "s").exists()

@@ -29,7 +29,7 @@ from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cli import main
 from vla_rl.config.robot import compose
 from vla_rl.errors import ConfigError
-from vla_rl.robot.session import Asked, possible
+from vla_rl.robot.session import SessionRequest, possible
 
 HELPS = [
     "operator.patience_s=0.4",
@@ -144,12 +144,12 @@ def test_an_arm_that_knows_no_expert_has_no_coach(tmp_path, monkeypatch):
     [
         (
             ["robot=lerobot", "robot.limits=limits/fake_point.yaml"],
-            Asked(1),
+            SessionRequest(1),
             "neither with robot.driver nor with",
         ),
-        (["robot=fake"], Asked(1, policy=False), "nor with --no-policy"),
-        (["robot=fake", "operator.pace=1"], Asked(1), "there is no key operator.pace"),
-        (["robot=fake", "operator=stack"], Asked(1), "there is operator=stuck"),
+        (["robot=fake"], SessionRequest(1, policy=False), "nor with --no-policy"),
+        (["robot=fake", "operator.pace=1"], SessionRequest(1), "there is no key operator.pace"),
+        (["robot=fake", "operator=stack"], SessionRequest(1), "there is operator=stuck"),
     ],
 )
 def test_what_nobody_can_play_is_refused(given, asked, said):
@@ -236,10 +236,10 @@ def test_a_device_that_was_lost_is_opened_again(tmp_path):
 )
 def test_devices_that_cannot_be_are_refused(given, said):
     with pytest.raises(ConfigError) as error:
-        possible(compose(["robot=fake", *given]), Asked(1))
+        possible(compose(["robot=fake", *given]), SessionRequest(1))
     assert said in str(error.value)
     with pytest.raises(ConfigError, match="is a person's"):
-        possible(compose(["robot=fake", "teleop=spacemouse"]), Asked(1, console=False))
+        possible(compose(["robot=fake", "teleop=spacemouse"]), SessionRequest(1, console=False))
 
 
 def test_a_leaders_own_options_go_to_lerobot():

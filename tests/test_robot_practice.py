@@ -23,7 +23,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.robot import learning
 from vla_rl.robot.operator import make_operator
-from vla_rl.robot.session import Asked, _check_practice, make_plan, summary
+from vla_rl.robot.session import SessionRequest, _check_practice, make_plan, summary
 
 RAISE, LOWER = (
     Task("raise", "raise the point", horizon=40),
@@ -283,18 +283,18 @@ def test_practice_that_could_not_go_on_is_refused():
     }
     settings = compose(["robot=fake", "robot.practice.reset=lower", "robot.tasks=[raise]"])
     for asked, tasks, world, said in [
-        (Asked(), ["raise"], known, "another scene"),
-        (Asked(), ["lower"], known, "one of robot.tasks too"),
-        (Asked(policy=False), ["raise"], {}, "--no-policy"),
-        (Asked(), ["raise"], {}, "robot.practice needs robot.horizon"),
+        (SessionRequest(), ["raise"], known, "another scene"),
+        (SessionRequest(), ["lower"], known, "one of robot.tasks too"),
+        (SessionRequest(policy=False), ["raise"], {}, "--no-policy"),
+        (SessionRequest(), ["raise"], {}, "robot.practice needs robot.horizon"),
     ]:
         with pytest.raises(ConfigError, match=said):
             _check_practice(settings, asked, tasks, world)
     settings.robot.horizon = 10
     with pytest.raises(ConfigError, match=r"robot.practice.confident=0: no simulator"):
-        _check_practice(settings, Asked(), ["raise"], {})
+        _check_practice(settings, SessionRequest(), ["raise"], {})
     with pytest.raises(ConfigError, match="does not know"):
-        make_plan(settings, Asked(), {"raise": known["raise"]})
+        make_plan(settings, SessionRequest(), {"raise": known["raise"]})
     with pytest.raises(ConfigError, match="the low ones below the high"):
         from real.supervisor.settings import from_options
 

@@ -25,7 +25,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.robot import learning
 from vla_rl.robot.episode_feed import LEDGER
 from vla_rl.robot.operator import make_operator
-from vla_rl.robot.session import Asked, make_plan
+from vla_rl.robot.session import SessionRequest, make_plan
 
 RAISE, LOWER = (
     Task("raise", "raise the point", horizon=40),
@@ -208,7 +208,7 @@ def test_an_instruction_of_several_words_survives_as_a_start():
     starts.ended(Tried(dataclasses.replace(parse(numbered.text)), False, False))
     assert starts._open and next(iter(starts._open.values())).task.instruction == task.instruction
     assert (
-        make_plan(compose(["robot=fake", "robot.tasks=[fold the towel]"]), Asked(), {})
+        make_plan(compose(["robot=fake", "robot.tasks=[fold the towel]"]), SessionRequest(), {})
         .tasks[0]
         .name
         == "fold_the_towel"
@@ -258,10 +258,10 @@ def test_learning_goes_on_from_where_it_failed_in_the_session_before(start, tmp_
 @pytest.mark.parametrize(
     ("words", "asked", "steps"),
     [
-        ([], Asked(), [80, 140]),  # each task's own
-        ([], Asked(learns=True), [200, 350]),  # 2.5 times that: time for a person
-        (["operator=stuck"], Asked(console=False), [200, 350]),
-        (["robot.horizon=90"], Asked(learns=True), [90, 90]),
+        ([], SessionRequest(), [80, 140]),  # each task's own
+        ([], SessionRequest(learns=True), [200, 350]),  # 2.5 times that: time for a person
+        (["operator=stuck"], SessionRequest(console=False), [200, 350]),
+        (["robot.horizon=90"], SessionRequest(learns=True), [90, 90]),
     ],
 )
 def test_an_episode_that_is_helped_has_time_for_it(words, asked, steps):

@@ -46,7 +46,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.robot import session
 from vla_rl.robot.operator import OperatorSettings, make_operator
 from vla_rl.robot.policy import make_decide
-from vla_rl.robot.session import Asked, default_checkpoint, run
+from vla_rl.robot.session import SessionRequest, default_checkpoint, run
 
 TESTS = Path(__file__).resolve().parent
 RAISE = Task("raise", "raise the point", horizon=40)
@@ -949,7 +949,7 @@ def test_a_robot_or_camera_that_is_not_there_is_one_line(tmp_path, given, said):
         ["robot=fake", f"checkpoint={tmp_path / 'c'}", f"output_dir={tmp_path}", "name=s", *given]
     )
     with pytest.raises(UserError) as error:
-        run(settings, Asked(1, console=False))
+        run(settings, SessionRequest(1, console=False))
     assert said in str(error.value) and "Traceback" not in str(error.value)
 
 
@@ -974,14 +974,14 @@ def test_a_policy_of_another_robot_rate_or_camera_is_refused_before_anything_mov
             ]
         )
         with pytest.raises(UserError, match="this session's robot") as error:
-            run(settings, Asked(1, console=False, lockstep=True))
+            run(settings, SessionRequest(1, console=False, lockstep=True))
         assert said in str(error.value)
 
 
 def test_what_is_missing_is_said_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"vla-rl quickstart.*--no-policy"):
-        run(compose(["robot=fake"]), Asked(1, console=False))
+        run(compose(["robot=fake"]), SessionRequest(1, console=False))
     for name in ("sft", "best"):
         folder = tmp_path / "outputs" / "quickstart" / "checkpoints" / name
         folder.mkdir(parents=True)
@@ -989,8 +989,11 @@ def test_what_is_missing_is_said_with_a_remedy(tmp_path, monkeypatch):
         os.utime(folder / "config.json", (1, 2 if name == "sft" else 1))
     assert default_checkpoint().name == "sft", "the newest"
     for asked, said in [
-        (Asked(policy=False, console=False), "somebody has to drive"),
-        (Asked(policy=False, console=False, lockstep=True, episodes=1), "somebody has to drive"),
+        (SessionRequest(policy=False, console=False), "somebody has to drive"),
+        (
+            SessionRequest(policy=False, console=False, lockstep=True, episodes=1),
+            "somebody has to drive",
+        ),
     ]:
         with pytest.raises(ConfigError, match=said):
             run(compose(["robot=fake"]), asked)

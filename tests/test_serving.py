@@ -41,7 +41,7 @@ from vla_rl.config.serving import RemoteConfig
 from vla_rl.errors import ConfigError, EmbodimentMismatch, PolicyLost, UserError
 from vla_rl.interfaces import Policy as IsPolicy
 from vla_rl.robot.policy import load
-from vla_rl.robot.session import Asked, run
+from vla_rl.robot.session import SessionRequest, run
 from vla_rl.rollout.engine import RolloutConfig, RolloutEngine
 from vla_rl.rollout.stepwise import Stepwise
 from vla_rl.run.pipeline import run_pipeline
@@ -591,11 +591,11 @@ def test_a_session_asks_for_no_checkpoint_where_a_policy_is_served(tmp_path, mon
     with served(Mover(PointWorld().embodiment)) as url:
         told: list[str] = []
         chosen = ["robot=fake", f"checkpoint={url}", "name=s", "device=cpu"]
-        run(robot_settings(chosen), Asked(1, console=False, lockstep=True), told.append)
+        run(robot_settings(chosen), SessionRequest(1, console=False, lockstep=True), told.append)
         assert any("1 of 1 episodes succeeded" in text for text in told)
     with served(Seeker()) as url, pytest.raises(EmbodimentMismatch, match="robot here"):
         chosen = ["robot=fake", f"checkpoint={url}", "name=t"]
-        run(robot_settings(chosen), Asked(1, console=False, lockstep=True), told.append)
+        run(robot_settings(chosen), SessionRequest(1, console=False, lockstep=True), told.append)
 
 
 # ----------------------------------------------------------------------------------- the command

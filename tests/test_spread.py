@@ -31,7 +31,7 @@ from vla_rl.cluster.rank_group import RankLost
 from vla_rl.errors import UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.run.publish import package
-from vla_rl.shards import Kept, Piece, Shards, rows_of, write_shard
+from vla_rl.shards import Piece, Shards, TensorLayout, rows_of, write_shard
 from vla_rl.spread import Spread, Unfinished, merge, reshard
 from vla_rl.storage import split_state
 
@@ -71,11 +71,11 @@ def part(
         if spread or rank == 0:
             begin, end = rows_of(len(x), rank, ranks) if spread else (None, None)
             pieces[name] = Piece(
-                Kept(x.dtype, tuple(x.shape), spread), x[begin:end] if spread else x
+                TensorLayout(x.dtype, tuple(x.shape), spread), x[begin:end] if spread else x
             )
     path = unfinished.folder / place
     shard = write_shard(path.parent, path.name, pieces, rank, ranks, unfinished.save)
-    return {"shard": shard, "tensors": {n: p.kept.told() for n, p in pieces.items()}}
+    return {"shard": shard, "tensors": {n: p.layout.told() for n, p in pieces.items()}}
 
 
 def same(a: Any, b: Any) -> bool:

@@ -98,7 +98,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "nano_vla": PolicyEntry(
             "policies.nano_vla:NanoVLA",
             "policies.settings:NanoVLAConfig",
-            ("likelihood", "imitation", "features", "kept"),
+            ("likelihood", "imitation", "features", "cached_features"),
         ),
         "openvla": PolicyEntry(
             "policies.openvla:OpenVLA",
@@ -113,7 +113,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "denoising_vla": PolicyEntry(
             "policies.denoising.policy:DenoisingVLA",
             "policies.denoising.settings:DenoisingVLAConfig",
-            ("likelihood", "imitation", "features", "kept", "noise"),
+            ("likelihood", "imitation", "features", "cached_features", "noise"),
         ),
         "consistency_vla": PolicyEntry(
             "policies.denoising.consistency:ConsistencyVLA",
@@ -132,7 +132,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "small": PolicyEntry(
             "policies.small:SmallPolicy",
             "policies.settings:SmallConfig",
-            ("actor", "weighted", "imitation"),
+            ("actor", "weighted_imitation", "imitation"),
         ),
     },
     # policies around another, which a run makes of ``policy`` where its data ask for that
@@ -142,26 +142,26 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "residual": ActorEntry(
             "policies.actors.residual:ResidualPolicy",
             "policies.actors.settings:ResidualConfig",
-            ("actor", "weighted"),
+            ("actor", "weighted_imitation"),
             own_noise=True,
         ),
         "direct": ActorEntry(
             "policies.actors.direct:DirectActor",
             "policies.actors.settings:DirectConfig",
-            ("actor", "weighted"),
+            ("actor", "weighted_imitation"),
             own_noise=True,
         ),
         "own": ActorEntry(
             "policies.actors.own:OwnPolicy",
             "policies.actors.settings:OwnConfig",
-            ("weighted",),
-            needs="kept",
+            ("weighted_imitation",),
+            needs="cached_features",
         ),
         "improved": ActorEntry(
             "policies.actors.improved:ImprovedPolicy",
             "policies.actors.settings:ImprovedConfig",
-            ("candidates",),
-            needs="kept",
+            ("ranked_candidates",),
+            needs="cached_features",
         ),
         "steered": ActorEntry(
             "policies.actors.steered:SteeredPolicy",
@@ -273,18 +273,20 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "parl": AlgorithmEntry(
             "vla_rl.algorithms.parl:PARL",
             "vla_rl.config.replay_algorithms:PARLConfig",
-            "candidates",
+            "ranked_candidates",
         ),
         "dsrl": AlgorithmEntry(
             "vla_rl.algorithms.dsrl:DSRL", "vla_rl.config.replay_algorithms:DSRLConfig", "actor"
         ),
         "iql": AlgorithmEntry(
-            "vla_rl.algorithms.iql:IQL", "vla_rl.config.replay_algorithms:IQLConfig", "weighted"
+            "vla_rl.algorithms.iql:IQL",
+            "vla_rl.config.replay_algorithms:IQLConfig",
+            "weighted_imitation",
         ),
         "dagger": AlgorithmEntry(
             "vla_rl.algorithms.dagger:Dagger",
             "vla_rl.config.replay_algorithms:DaggerConfig",
-            "weighted",
+            "weighted_imitation",
         ),
         "recap": AlgorithmEntry(
             "vla_rl.algorithms.recap:RECAP",
@@ -473,7 +475,7 @@ def require_fit(algorithm: str, policy: str, actor: str = "none") -> None:
         )
         raise ConfigError(
             f"algorithm.type={algorithm} needs an actor, and policy.type={policy} is none: {choice}"
-            f"{', or use policy=small' if wants.needs in ('actor', 'weighted') else ''}"
+            f"{', or use policy=small' if wants.needs in ('actor', 'weighted_imitation') else ''}"
         )
     other = [
         name

@@ -1,5 +1,5 @@
-"""Where modules went that users' own code may still name, or import, by an older place
-(`vla_rl.build.attribute`)."""
+"""What users' own code may still call by an older name: modules, by their place
+(`vla_rl.build.attribute`), and what a policy ``can`` (`vla_rl.interfaces`)."""
 
 MOVED = {
     "vla_rl.algorithms.reading": "vla_rl.algorithms.policy_reader",
@@ -48,4 +48,10 @@ MOVED = {
     "vla_rl.run.prior_data": "vla_rl.assembly.prior_data",
     "vla_rl.run.settings": "vla_rl.config.run",
     "vla_rl.settings": "vla_rl.config.episodes",
+}
+
+CAPABILITIES = {
+    "kept": "cached_features",
+    "weighted": "weighted_imitation",
+    "candidates": "ranked_candidates",
 }

@@ -54,7 +54,7 @@ Blocks = Iterable[Any]  # of bytes, one behind the other
 
 
 @dataclass(frozen=True)
-class Kept:
+class TensorLayout:
     """A whole tensor of a set; ``spread``: each rank has some of its rows."""
 
     dtype: torch.dtype
@@ -70,19 +70,19 @@ class Kept:
         """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    def part(self, index: int, size: int) -> Kept:
+    def part(self, index: int, size: int) -> TensorLayout:
         """What rank ``index`` of ``size`` has of it."""
         if not self.spread:
             return self
         begin, end = rows_of(self.shape[0], index, size)
-        return Kept(self.dtype, (end - begin, *self.shape[1:]))
+        return TensorLayout(self.dtype, (end - begin, *self.shape[1:]))
 
-    def whole(self) -> Kept:
+    def whole(self) -> TensorLayout:
         """It where one file holds all of it."""
-        return Kept(self.dtype, self.shape)
+        return TensorLayout(self.dtype, self.shape)
 
     def told(self) -> dict[str, Any]:
-        """JSON-ready; `kept_of` inverts it."""
+        """JSON-ready; `layout_of` inverts it."""
         return {
             "dtype": _NAMES[self.dtype],
             "shape": list(self.shape),
@@ -90,8 +90,10 @@ class Kept:
         }
 
 
-def kept_of(told: Mapping[str, Any]) -> Kept:
-    return Kept(_DTYPES[told["dtype"]], tuple(map(int, told["shape"])), bool(told["spread"]))
+def layout_of(told: Mapping[str, Any]) -> TensorLayout:
+    return TensorLayout(
+        _DTYPES[told["dtype"]], tuple(map(int, told["shape"])), bool(told["spread"])
+    )
 
 
 def rows_of(count: int, index: int, size: int) -> tuple[int, int]:
@@ -100,10 +102,12 @@ def rows_of(count: int, index: int, size: int) -> tuple[int, int]:
     return min(index * each, count), min((index + 1) * each, count)
 
 
-def parts_of(tensors: Mapping[str, Kept], index: int, size: int) -> dict[str, Kept]:
+def parts_of(tensors: Mapping[str, TensorLayout], index: int, size: int) -> dict[str, TensorLayout]:
     """What the file of rank ``index`` of ``size`` holds of a set."""
     return {
-        name: kept.part(index, size) for name, kept in tensors.items() if kept.spread or index == 0
+        name: layout.part(index, size)
+        for name, layout in tensors.items()
+        if layout.spread or index == 0
     }
 
 
@@ -112,7 +116,7 @@ def parts_of(tensors: Mapping[str, Kept], index: int, size: int) -> dict[str, Ke
 class Piece:
     """What one rank writes of a tensor: ``data``, on the CPU, in memory of its own."""
 
-    kept: Kept
+    layout: TensorLayout
     data: Tensor
 
 
@@ -125,11 +129,11 @@ def pieces_of(tensors: Mapping[str, Tensor], main: bool) -> dict[str, Piece]:
         if not (spread or main):
             continue
         local = own_part(x.detach())
-        kept = Kept(x.dtype, tuple(x.shape), spread)
+        layout = TensorLayout(x.dtype, tuple(x.shape), spread)
         if spread and tuple(x.placements) != _placements():  # type: ignore[attr-defined]
             raise TypeError(f"{name} is not spread by rows: {x.placements}")  # type: ignore[attr-defined]
         data = torch.empty(local.shape, dtype=local.dtype)
-        found[name] = Piece(kept, data.copy_(local))
+        found[name] = Piece(layout, data.copy_(local))
     return found
 
 
@@ -148,12 +152,12 @@ def write_shard(
 ) -> dict[str, Any]:
     """One rank's file of the save ``save``; returns what the index says of it. Raises `DiskFull`."""
     path = folder / shard_name(stem, index, size)
-    table = {name: piece.kept.part(index, size) for name, piece in pieces.items()}
+    table = {name: piece.layout.part(index, size) for name, piece in pieces.items()}
     for name, piece in pieces.items():
         if tuple(piece.data.shape) != table[name].shape:
             raise TypeError(
                 f"rank {index} of {size} has rows {tuple(piece.data.shape)} of {name}, which is "
-                f"{piece.kept.shape}: it is cut in another way"
+                f"{piece.layout.shape}: it is cut in another way"
             )
     return write_tensors(
         path, table, lambda name: [bytes_of(pieces[name].data)], {"save": save, "rank": str(index)}
@@ -164,23 +168,26 @@ def write_index(
     folder: Path,
     stem: str,
     save: str,
-    tensors: Mapping[str, Kept],
+    tensors: Mapping[str, TensorLayout],
     shards: Iterable[Mapping[str, Any]],
 ) -> None:
     """Last of all, once every rank's file is on the disk."""
-    told = {name: kept.told() for name, kept in tensors.items()}
+    told = {name: layout.told() for name, layout in tensors.items()}
     document = {"format": FORMAT, "save": save, "shards": list(shards), "tensors": told}
     write_text(folder / f"{stem}{SHARDS}", to_json(document))
 
 
 def write_tensors(
-    path: Path, table: Mapping[str, Kept], data: Callable[[str], Blocks], told: Mapping[str, str]
+    path: Path,
+    table: Mapping[str, TensorLayout],
+    data: Callable[[str], Blocks],
+    told: Mapping[str, str],
 ) -> dict[str, Any]:
     """A safetensors file of the tensors of ``table``, whose bytes ``data`` yields by their names:
     never more than a block of it is in memory. Returns its name, size and sha256. Raises
     `DiskFull`."""
     begin, names = header_of(table, told)
-    size = len(begin) + sum(kept.nbytes for kept in table.values())
+    size = len(begin) + sum(layout.nbytes for layout in table.values())
     digest = hashlib.sha256()
     try:
         with open(path, "wb") as file:
@@ -196,25 +203,25 @@ def write_tensors(
 
 
 def header_of(
-    table: Mapping[str, Kept], told: Mapping[str, str] | None = None
+    table: Mapping[str, TensorLayout], told: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
     """How a safetensors file of these tensors begins, and the order in which they follow."""
     names = sorted(table, key=lambda name: (-table[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(told or {})}}
     at = 0
     for name in names:
-        kept = table[name]
+        layout = table[name]
         header[name] = {
-            "dtype": _NAMES[kept.dtype],
-            "shape": list(kept.shape),
-            "data_offsets": [at, at := at + kept.nbytes],
+            "dtype": _NAMES[layout.dtype],
+            "shape": list(layout.shape),
+            "data_offsets": [at, at := at + layout.nbytes],
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, names
 
 
-def places_in(begin: bytes) -> tuple[dict[str, tuple[Kept, int]], dict[str, str]]:
+def places_in(begin: bytes) -> tuple[dict[str, tuple[TensorLayout, int]], dict[str, str]]:
     """Each tensor of a file that begins so, and where it begins; and what the file tells besides.
     The inverse of `header_of`. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for another
     header."""
@@ -223,10 +230,13 @@ def places_in(begin: bytes) -> tuple[dict[str, tuple[Kept, int]], dict[str, str]
     told: dict[str, str] = header.pop("__metadata__", {})
     places = {}
     for name, x in header.items():
-        kept, (first, last) = Kept(_DTYPES[x["dtype"]], tuple(x["shape"])), x["data_offsets"]
-        if last - first != kept.nbytes:
-            raise ValueError(f"{name} has {last - first} bytes, and its shape {kept.nbytes}")
-        places[name] = kept, 8 + length + first
+        layout, (first, last) = (
+            TensorLayout(_DTYPES[x["dtype"]], tuple(x["shape"])),
+            x["data_offsets"],
+        )
+        if last - first != layout.nbytes:
+            raise ValueError(f"{name} has {last - first} bytes, and its shape {layout.nbytes}")
+        places[name] = layout, 8 + length + first
     return places, told
 
 
@@ -252,7 +262,7 @@ class TensorFile:
             found, self.told = places_in(begin)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged ({error!r}): {_REMEDY}") from error
-        self.tensors = {name: kept for name, (kept, _) in found.items()}
+        self.tensors = {name: layout for name, (layout, _) in found.items()}
         self._begins = {name: at for name, (_, at) in found.items()}
 
     def blocks(self, name: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -283,7 +293,7 @@ class Shards:
         self._listed: list[dict[str, Any]] = found["shards"]
         self.size = len(self._listed)
         try:
-            self.tensors = {name: kept_of(x) for name, x in found["tensors"].items()}
+            self.tensors = {name: layout_of(x) for name, x in found["tensors"].items()}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{place} is damaged ({error!r}): {_REMEDY}") from error
         self._files = [
@@ -338,13 +348,13 @@ class Shards:
 
     def blocks(self, name: str, index: int = 0, size: int = 1) -> Iterator[bytes]:
         """The bytes of `read`."""
-        kept = self.tensors[name]
-        if not kept.spread:
+        layout = self.tensors[name]
+        if not layout.spread:
             yield from self.verified(0).blocks(name)
             return
-        begin, end = rows_of(kept.shape[0], index, size)
+        begin, end = rows_of(layout.shape[0], index, size)
         for i in range(self.size):
-            first, last = rows_of(kept.shape[0], i, self.size)
+            first, last = rows_of(layout.shape[0], i, self.size)
             if max(begin, first) < min(end, last):
                 rows = max(begin, first) - first, min(end, last) - first
-                yield from self.verified(i).blocks(name, rows[0] * kept.row, rows[1] * kept.row)
+                yield from self.verified(i).blocks(name, rows[0] * layout.row, rows[1] * layout.row)

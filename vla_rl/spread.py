@@ -36,7 +36,7 @@ from vla_rl.shards import (
     Piece,
     Shards,
     TensorFile,
-    kept_of,
+    layout_of,
     parts_of,
     pieces_of,
     shard_name,
@@ -70,7 +70,7 @@ class Snapshot:
         for (place, stem), pieces in zip(_SETS, self._pieces, strict=True):
             (folder / place).mkdir(exist_ok=True)
             shard = write_shard(folder / place, stem, pieces, index, size, save)
-            tensors = {name: piece.kept.told() for name, piece in pieces.items()}
+            tensors = {name: piece.layout.told() for name, piece in pieces.items()}
             told.append({"shard": shard, "tensors": tensors if index == 0 else {}})
         return told
 
@@ -97,7 +97,7 @@ class Unfinished:
         """Put it in the place of ``path``: every rank has written, and said what it did."""
         with self._stack:
             for i, (place, stem) in enumerate(_SETS):
-                table = {name: kept_of(x) for name, x in told[0][i]["tensors"].items()}
+                table = {name: layout_of(x) for name, x in told[0][i]["tensors"].items()}
                 shards = [rank[i]["shard"] for rank in told]
                 write_index(self.folder / place, stem, self.save, table, shards)
         self._then()
@@ -132,11 +132,11 @@ class Parts(Mapping[str, Tensor]):
         self._shards, self._mesh, self._over = shards, mesh, over
 
     def __getitem__(self, name: str) -> Tensor:
-        kept = self._shards.tensors[name]
-        if self._mesh is None or not (kept.spread and self._over(name)):
+        layout = self._shards.tensors[name]
+        if self._mesh is None or not (layout.spread and self._over(name)):
             return self._shards.read(name)
         part = self._shards.read(name, self._mesh.get_local_rank(), self._mesh.size())
-        return spread_part(part, self._mesh, kept.shape)
+        return spread_part(part, self._mesh, layout.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards.tensors)
@@ -198,7 +198,7 @@ def merge(folder: Path, out: Path) -> None:
     source = require_spread(folder)
     with _remade(source, out) as made:
         weights = Shards(source, WEIGHTS_STEM)
-        sizes = {name: kept.nbytes for name, kept in weights.tensors.items()}
+        sizes = {name: layout.nbytes for name, layout in weights.tensors.items()}
         for file, names in place_weights(made, sizes).items():
             table = {name: weights.tensors[name].whole() for name in names}
             write_tensors(made / file, table, weights.blocks, {})
@@ -208,7 +208,7 @@ def merge(folder: Path, out: Path) -> None:
 
 def _merge_state(source: Path, made: Path) -> None:
     state, own = Shards(source, STATE_STEM), TensorFile(source / f"{STATE_STEM}.safetensors")
-    table = own.tensors | {name: kept.whole() for name, kept in state.tensors.items()}
+    table = own.tensors | {name: layout.whole() for name, layout in state.tensors.items()}
 
     def blocks(name: str) -> Iterator[bytes]:
         return (state if name in state.tensors else own).blocks(name)

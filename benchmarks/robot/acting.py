@@ -41,7 +41,7 @@ from vla_rl.data.lerobot_writer import feature_statistics
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.robot import session as sessions
 from vla_rl.robot.policy import load, make_decide
-from vla_rl.robot.session import Asked
+from vla_rl.robot.session import SessionRequest
 from vla_rl.types import EmbodimentSpec, Observation
 
 _POLICY = (
@@ -132,7 +132,9 @@ def _measure(
                     settings.checkpoint, spec, settings.deterministic, settings.device, acting
                 )
             plan = sessions.make_plan(
-                settings, Asked(episodes, console=False, lockstep=True), session.world.tasks
+                settings,
+                SessionRequest(episodes, console=False, lockstep=True),
+                session.world.tasks,
             )
             plan = dataclasses.replace(plan, alone=True)
             done = session.run(

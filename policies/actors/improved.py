@@ -31,7 +31,7 @@ class ImprovedPolicy(OwnPolicy):
     config_class = ImprovedConfig
     config: ImprovedConfig
     candidates, named = CANDIDATES, "improved"
-    can = frozenset({"candidates", "guidance"})
+    can = frozenset({"ranked_candidates", "guidance"})
 
     def __init__(self, config: ImprovedConfig, base: Any) -> None:
         """As of `OwnPolicy`."""

@@ -29,7 +29,7 @@ class OwnPolicy(FrozenBaseActor):
     config_class: ClassVar[type] = OwnConfig
     config: Any
     named: ClassVar[str] = "own"
-    can = frozenset({"weighted", "guidance"})
+    can = frozenset({"weighted_imitation", "guidance"})
 
     def __init__(self, config: Any, base: Any) -> None:
         """Raises ConfigError for a base that cannot be trained on actions."""

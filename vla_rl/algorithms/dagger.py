@@ -35,7 +35,7 @@ class Dagger:
 
     def __init__(self, config: DaggerConfig, policy: Any) -> None:
         """Raises ConfigError for a policy that cannot imitate what was executed."""
-        if "weighted" not in ActorPolicy.can_of(policy):
+        if "weighted_imitation" not in ActorPolicy.can_of(policy):
             raise ConfigError(
                 f"algorithm dagger imitates what people did, which {type(policy).__name__} cannot: "
                 "set actor=direct, actor=residual or actor=own (the policy itself), or use "

@@ -48,7 +48,7 @@ class IQL(ActorCritic):
     def __init__(self, config: IQLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that cannot imitate decisions by weight."""
         able = ActorPolicy.can_of(policy)
-        if "weighted" not in able or able & {"steering", "candidates"}:
+        if "weighted_imitation" not in able or able & {"steering", "ranked_candidates"}:
             raise ConfigError(
                 "algorithm iql imitates what was done by its advantage, which "
                 f"{type(policy).__name__} cannot: set actor=own (the policy itself), actor=direct "

@@ -31,7 +31,7 @@ class PARL(ActorCritic):
 
     def __init__(self, config: PARLConfig, policy: Policy) -> None:
         """Raises ConfigError for a policy that does not choose among proposals."""
-        if "candidates" not in ActorPolicy.can_of(policy):
+        if "ranked_candidates" not in ActorPolicy.can_of(policy):
             raise ConfigError(
                 f"algorithm parl chooses among what a policy proposes, and {type(policy).__name__} "
                 "offers no proposals: set actor=improved"

@@ -66,7 +66,7 @@ class Run:
         return select_tasks(self.env.tasks, self.config.tasks, exclude=self.config.held_out_tasks)
 
     @property
-    def asked(self) -> list[str]:
+    def instructions(self) -> list[str]:
         """The instructions of the tasks to train on."""
         return [text for task in self.train_tasks for text in task.instructions]
 
@@ -199,7 +199,7 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
     form = build.env_entry(c.env_type).demonstrations
     if not c.dataset or not form:
         folder = Path(c.one_dataset) if c.dataset else run.dir / "dataset"
-        choose, texts = None if failures else successes, run.asked if c.dataset else ()
+        choose, texts = None if failures else successes, run.instructions if c.dataset else ()
         return load_demonstrations(
             folder, embodiment, c.policy.chunk_length, choose=choose, texts=texts, disk=disk
         )
@@ -208,7 +208,7 @@ def demonstrations(run: Run, failures: bool = False) -> DemonstrationDataset:
         c.one_dataset,
         embodiment,
         c.policy.chunk_length,
-        Wanted(run.asked, c.collect.episodes_per_task, c.collect.keep_noops, failures),
+        Wanted(run.instructions, c.collect.episodes_per_task, c.collect.keep_noops, failures),
         disk,
     )
 

@@ -16,7 +16,7 @@ def check_cluster(config: RunConfig) -> None:
     """Raise `UserError` where this run cannot have its rollouts in actors of Ray."""
     require_ray()
     entry = build.entry("algorithm", config.algorithm_type)
-    if isinstance(entry, build.AlgorithmEntry) and entry.needs == "candidates":
+    if isinstance(entry, build.AlgorithmEntry) and entry.needs == "ranked_candidates":
         raise ConfigError(
             f"cluster=ray: algorithm.type={config.algorithm_type} chooses actions by its critics, "
             "which stay with the learner, and rollouts are in other processes. Use cluster=local, "

@@ -112,7 +112,7 @@ def _check_rhythm(config: RunConfig) -> None:
         "learns from the episodes of the present policy alone, so it has to wait for them, and "
         "they for it"
     )
-    if entry.needs == "candidates":
+    if entry.needs == "ranked_candidates":
         why = (
             "chooses actions by its critics, which would be with the learner, in the other process"
         )
@@ -135,7 +135,7 @@ def _check_offline(config: RunConfig) -> None:
             f"{config.algorithm_type}: set algorithm=rl100, or leave offline out of phases=[...]"
         )
     policy = build.entry("policy", config.policy_type)
-    needed = {"likelihood", "features", "noise", "kept"}
+    needed = {"likelihood", "features", "noise", "cached_features"}
     if (
         not config.checkpoint
         and isinstance(policy, build.PolicyEntry)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import TrainingDiverged, UserError
-from vla_rl.shards import Kept, bytes_of, header_of, places_in
+from vla_rl.shards import TensorLayout, bytes_of, header_of, places_in
 from vla_rl.storage import join_state, split_state
 
 _LENGTH = 8
@@ -32,10 +32,10 @@ def packed(state: Mapping[str, Any]) -> np.ndarray:
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(split_state(state, tensors)).encode()
     structure += b" " * (-len(structure) % _LENGTH)  # so that tensors lie as their types want
-    table = {name: Kept(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
+    table = {name: TensorLayout(x.dtype, tuple(x.shape)) for name, x in tensors.items()}
     header, names = header_of(table)
     begin = len(structure).to_bytes(_LENGTH, "little") + structure + header
-    data = np.empty(len(begin) + sum(kept.nbytes for kept in table.values()), dtype=np.uint8)
+    data = np.empty(len(begin) + sum(layout.nbytes for layout in table.values()), dtype=np.uint8)
     data[: len(begin)] = np.frombuffer(begin, dtype=np.uint8)
     at = len(begin)
     for name in names:
@@ -53,19 +53,19 @@ def unpacked(data: np.ndarray, held: bool = False) -> dict[str, Any]:
     length = int.from_bytes(data[end : end + _LENGTH].tobytes(), "little")
     found, _ = places_in(data[end : end + _LENGTH + length].tobytes())
     tensors = {
-        name: _tensor(data[end + at : end + at + kept.nbytes], kept, held)
-        for name, (kept, at) in found.items()
+        name: _tensor(data[end + at : end + at + layout.nbytes], layout, held)
+        for name, (layout, at) in found.items()
     }
     return join_state(structure, tensors, Path("a packed state"))
 
 
-def _tensor(data: np.ndarray, kept: Kept, held: bool) -> Tensor:
-    if not kept.nbytes:
-        return torch.empty(kept.shape, dtype=kept.dtype)
+def _tensor(data: np.ndarray, layout: TensorLayout, held: bool) -> Tensor:
+    if not layout.nbytes:
+        return torch.empty(layout.shape, dtype=layout.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # (an array that Ray shares may not be written to)
-        x = torch.frombuffer(data if held else data.copy(), dtype=kept.dtype)
-    return x.view(kept.shape)
+        x = torch.frombuffer(data if held else data.copy(), dtype=layout.dtype)
+    return x.view(layout.shape)
 
 
 def _finite(x: Tensor) -> bool:

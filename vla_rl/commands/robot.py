@@ -11,7 +11,7 @@ from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from vla_rl.robot.session import Asked
+    from vla_rl.robot.session import SessionRequest
 
 
 def add(command: Add) -> None:
@@ -234,26 +234,28 @@ def run_learn(arguments: argparse.Namespace) -> None:
 
 
 def run_run(arguments: argparse.Namespace) -> None:
-    from vla_rl.robot.session import Asked
+    from vla_rl.robot.session import SessionRequest
 
     headless = arguments.headless or arguments.lockstep
     _session(
         arguments,
-        Asked(arguments.episodes or 0, not arguments.no_policy, not headless, arguments.lockstep),
+        SessionRequest(
+            arguments.episodes or 0, not arguments.no_policy, not headless, arguments.lockstep
+        ),
     )
 
 
 def run_teach(arguments: argparse.Namespace) -> None:
-    from vla_rl.robot.session import Asked
+    from vla_rl.robot.session import SessionRequest
 
-    _session(arguments, Asked(arguments.episodes or 0, policy=False))
+    _session(arguments, SessionRequest(arguments.episodes or 0, policy=False))
 
 
-def _session(arguments: argparse.Namespace, asked: Asked) -> None:
+def _session(arguments: argparse.Namespace, request: SessionRequest) -> None:
     from vla_rl.config.robot import compose
     from vla_rl.robot.session import run
 
-    folder = run(compose(arguments.overrides), asked, lambda text: print(text, flush=True))
+    folder = run(compose(arguments.overrides), request, lambda text: print(text, flush=True))
     print(f"recorded in {folder}; check it with: vla-rl robot verify {folder}")
 
 
@@ -291,12 +293,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
 def run_replay(arguments: argparse.Namespace) -> None:
     from vla_rl.config.robot import compose
     from vla_rl.robot.replay import replay
-    from vla_rl.robot.session import Asked
+    from vla_rl.robot.session import SessionRequest
 
     a = arguments
-    asked = Asked(1, console=not (a.headless or a.lockstep), lockstep=a.lockstep)
+    request = SessionRequest(1, console=not (a.headless or a.lockstep), lockstep=a.lockstep)
     told = compose(a.overrides)
-    replay(a.session, a.episode, told, asked, lambda text: print(visible(text), flush=True))
+    replay(a.session, a.episode, told, request, lambda text: print(visible(text), flush=True))
 
 
 def run_export(arguments: argparse.Namespace) -> None:

@@ -69,7 +69,7 @@ class StoredFrames:
 
     dtype = torch.uint8
 
-    def __init__(self, reader: Reader, rows: np.ndarray, kept: Kept) -> None:
+    def __init__(self, reader: Reader, rows: np.ndarray, kept: FrameCache) -> None:
         self._reader, self._rows, self._kept = reader, rows, kept
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ def on_disk(frames: Frames) -> bool:
 
 
 @dataclass
-class Kept:
+class FrameCache:
     """Decoded pictures, until they fill ``most`` bytes. The first stay: rows are drawn at
     random, so none is worth more."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vla_rl.data.checks import Report, as_success
 from vla_rl.data.demonstrations import DemonstrationDataset, DemonstrationEpisode
-from vla_rl.data.frames import ImageReader, Kept, OnDisk, StoredFrames, VideoReader
+from vla_rl.data.frames import FrameCache, ImageReader, OnDisk, StoredFrames, VideoReader
 from vla_rl.data.lerobot_format import (
     ACTION_KEY,
     AGAIN,
@@ -276,7 +276,7 @@ def pictures(
         and len(kept) * sum(c.height * c.width * 3 for c in cameras) <= disk.ram_bytes
     ):
         disk = None
-    held = Kept(disk.ram_bytes if disk else 0)
+    held = FrameCache(disk.ram_bytes if disk else 0)
     images: dict[str, Tensor | StoredFrames] = {}
     for camera in cameras:
         key, hz = keys[camera.name], float(info["fps"])

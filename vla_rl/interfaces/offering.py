@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from vla_rl.errors import ConfigError
+from vla_rl.moved import CAPABILITIES
 
 if TYPE_CHECKING:
     default = property
@@ -56,6 +57,8 @@ class Offering(metaclass=ABCMeta):  # noqa: B024 - the hook below is what it is 
                 for word, methods in cls.words.items()
                 if all(has_own(cls, method) for method in methods)
             )
+        elif isinstance(cls.can, frozenset):
+            cls.can = frozenset(CAPABILITIES.get(word, word) for word in cls.can)
 
     @classmethod
     def __subclasshook__(cls, other: type) -> Any:

@@ -19,7 +19,7 @@ class Policy(Offering):
     `act` is what every policy has; all else is optional, and stands here with what is assumed of a
     policy without it. A policy subclasses this, or is any object with methods of the same names
     (`Policy.of`). What one ``can`` is told by the methods it has: "likelihood" (`evaluate`),
-    "imitation", "value", "features", "kept" (imitation from features that were kept), "noise",
+    "imitation", "value", "features", "cached_features" (imitation from features that were kept), "noise",
     "chain", "guidance", "distillation", "memory", "ranks", "image_features", "publishing".
     """
 
@@ -29,7 +29,7 @@ class Policy(Offering):
         "imitation": ("imitation_loss",),
         "value": ("value",),
         "features": ("frame_features",),
-        "kept": ("imitation_loss", "hold_features"),
+        "cached_features": ("imitation_loss", "hold_features"),
         "noise": ("decode",),
         "chain": ("sample",),
         "guidance": ("act_towards",),

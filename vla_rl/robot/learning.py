@@ -63,8 +63,8 @@ from vla_rl.robot.episode_feed import (
 from vla_rl.robot.labels import SessionReward
 from vla_rl.robot.operator import make_operator
 from vla_rl.robot.policy import load_others, make_decide
-from vla_rl.robot.reward_process import live_of, start_live, why_not
-from vla_rl.robot.session import Asked
+from vla_rl.robot.reward_process import start_watcher, watcher_of, why_not
+from vla_rl.robot.session import SessionRequest
 from vla_rl.types import EmbodimentSpec, TaskSpec, Trajectory
 
 PRESET = "hil_residual"
@@ -116,7 +116,10 @@ def compose(checkpoint: str, out: Path, overrides: Sequence[str], **asked: Any) 
 def _check(learning: Learning) -> None:
     config, settings = learning.config, learning.session
     entry, name = build.entry("algorithm", config.algorithm_type), config.algorithm_type
-    if isinstance(entry, build.AlgorithmEntry) and entry.needs not in ("actor", "weighted"):
+    if isinstance(entry, build.AlgorithmEntry) and entry.needs not in (
+        "actor",
+        "weighted_imitation",
+    ):
         raise ConfigError(
             f"algorithm.type={name} learns from the decisions of the present policy alone, and an "
             "arm's episodes hold a person's steps and those of older versions: use "
@@ -139,7 +142,9 @@ def _check(learning: Learning) -> None:
     _ = config.one_dataset  # (several are put together for env=dataset alone)
     if not (learning.folder / LEARNER_FOLDER).exists():  # who goes on has those episodes
         check_recorded(config.replay.offline, learning.folder / "replay", None)
-    sessions.possible(settings, Asked(learning.episodes, True, learning.console, learning.lockstep))
+    sessions.possible(
+        settings, SessionRequest(learning.episodes, True, learning.console, learning.lockstep)
+    )
 
 
 @sessions.private()
@@ -284,7 +289,7 @@ def _session(
     feeding: EpisodeFeedThread,
     say: Callable[[str], None],
 ) -> None:
-    settings, asked = learning.session, Asked(left, True, learning.console, learns=True)
+    settings, request = learning.session, SessionRequest(left, True, learning.console, learns=True)
     body = build.attribute("real.body:Body")(
         _new_session(learning.folder), sessions.body_config(settings)
     )
@@ -293,7 +298,7 @@ def _session(
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
         with contextlib.closing(judge):
             plan = dataclasses.replace(
-                sessions.make_plan(settings, asked, judge.tasks), past=feeding.feed.tried()
+                sessions.make_plan(settings, request, judge.tasks), past=feeding.feed.tried()
             )
             checkpoint, learner = Path(settings.checkpoint), str(learning.folder / LEARNER_FOLDER)
             about = json.loads((body.run / "robot.json").read_text(encoding="utf-8"))["embodiment"]
@@ -301,7 +306,7 @@ def _session(
             sessions.start_person(body, settings, spec)
             sessions.start_policy(body, settings, checkpoint, about, plan, learner)
             if not why_not(learning.config):
-                start_live(
+                start_watcher(
                     body, learning.config, spec, settings.robot.score_every, settings.threads
                 )
             if learning.console:
@@ -390,7 +395,9 @@ def _in_turns(
         spec = session.robot.embodiment
         sessions.require_same(spec, Path(settings.checkpoint))
         plan = sessions.make_plan(
-            settings, Asked(learning.episodes, console=False, learns=True), session.world.tasks
+            settings,
+            SessionRequest(learning.episodes, console=False, learns=True),
+            session.world.tasks,
         )
         acting = settings.robot.acting
         session.others = load_others(
@@ -407,7 +414,7 @@ def _in_turns(
         learner = LearnerInTurns(learning.folder / LEARNER_FOLDER, policy, inner)
         reward = SessionReward(run, policy, say)
         if not why_not(config):
-            session.scored(live_of(reward, config.reward_type, settings.robot.score_every))
+            session.scored(watcher_of(reward, config.reward_type, settings.robot.score_every))
         feed = EpisodeFeed(learning.folder, policy.chunk_length, learner, reward, logger, say)
         learner.start()
         feed.resume()
@@ -474,7 +481,7 @@ class Judge:
         )
         with contextlib.closing(lockstep) as session:
             plan = sessions.make_plan(
-                settings, Asked(n, console=False, learns=True), session.world.tasks
+                settings, SessionRequest(n, console=False, learns=True), session.world.tasks
             )
             starts = [
                 dataclasses.replace(plan.tasks[i % len(plan.tasks)], number=i // len(plan.tasks))

@@ -25,7 +25,7 @@ from vla_rl.checkpoint import save_checkpoint
 from vla_rl.config.robot import SessionSettings
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Policy
-from vla_rl.robot.session import Asked, private, run
+from vla_rl.robot.session import SessionRequest, private, run
 from vla_rl.specs import EmbodimentSpec
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
 
@@ -220,7 +220,7 @@ def replay(
     session: Path,
     number: int | None,
     settings: SessionSettings,
-    asked: Asked,
+    request: SessionRequest,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Returns the new session's folder. Raises `UserError`, for an arm other than the recorded
@@ -257,7 +257,7 @@ def replay(
         f"replaying episode {episode.header['episode']} of {session}: {len(steps)} control steps, "
         f"{task.text}"
     )
-    run(settings, dataclasses.replace(asked, episodes=1), say)
+    run(settings, dataclasses.replace(request, episodes=1), say)
     last = build.attribute("real.journal:journals")(folder)[-1]
     told = build.attribute("real.journal:read")(last, pictures=False)
     say(str(strayed(steps, done(told, lengths))))

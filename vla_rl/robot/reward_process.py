@@ -33,7 +33,7 @@ Judge = Callable[[Trajectory], "float | None"]
 """An episode until now → its progress; None where there is nothing to say."""
 
 
-class Live:
+class RewardWatcher:
     """Takes the supervisor's messages (`hear`) and says what to send (`score`). No clock, no
     socket.
 
@@ -140,7 +140,7 @@ class Live:
         )
 
 
-class Remembering:
+class AskedOnce:
     """A chat backend that is asked each question once: of an episode that grows most were asked
     before."""
 
@@ -173,8 +173,8 @@ def why_not(config: RunConfig) -> str:
 def judge_of(reward: SessionReward) -> Judge:
     """What ``reward`` says at the end of what was seen; nothing as long as it is not fitted."""
     backend = reward.reward.backend
-    if backend is not None and not isinstance(backend, Remembering):
-        reward.reward.backend = Remembering(backend)
+    if backend is not None and not isinstance(backend, AskedOnce):
+        reward.reward.backend = AskedOnce(backend)
 
     def judge(trajectory: Trajectory) -> float | None:
         if reward.learned and not is_fitted(reward.reward):
@@ -185,14 +185,18 @@ def judge_of(reward: SessionReward) -> Judge:
     return judge
 
 
-def live_of(reward: SessionReward, model: str, every: int, refresh: bool = False) -> Live:
+def watcher_of(
+    reward: SessionReward, model: str, every: int, refresh: bool = False
+) -> RewardWatcher:
     """``refresh``: another process fits it."""
     rings = build.attribute("real.ring:Rings")()
-    return Live(judge_of(reward), rings, model, every, reward.refresh if refresh else lambda: None)
+    return RewardWatcher(
+        judge_of(reward), rings, model, every, reward.refresh if refresh else lambda: None
+    )
 
 
 # -------------------------------------------------------------------------------------- the process
-def start_live(
+def start_watcher(
     body: Any, config: RunConfig, embodiment: EmbodimentSpec, every: int, threads: int
 ) -> None:
     """Start the process; its end does not end the session."""
@@ -211,13 +215,13 @@ def start_live(
     )
 
 
-def load_live(config: RunConfig, embodiment: EmbodimentSpec, every: int) -> Live:
+def load_watcher(config: RunConfig, embodiment: EmbodimentSpec, every: int) -> RewardWatcher:
     """With the reward of ``config``, trained where its checkpoint says so. Raises `UserError`."""
     reward = SessionReward(run_of(config, job_of(config, embodiment, [])), None)
-    return live_of(reward, config.reward_type, every, refresh=True)
+    return watcher_of(reward, config.reward_type, every, refresh=True)
 
 
-def serve(client: Any, live: Live) -> None:
+def serve(client: Any, watcher: RewardWatcher) -> None:
     """Until the session ends. All that waits is heard before anything is scored."""
     progress, link_error = (
         build.attribute("real.messages:Progress"),
@@ -227,9 +231,9 @@ def serve(client: Any, live: Live) -> None:
         while True:
             message = client.receive(0.1)
             while message is not None:
-                live.hear(message)
+                watcher.hear(message)
                 message = client.receive(0.0)
-            if live.due and (fields := live.score()) is not None:
+            if watcher.due and (fields := watcher.score()) is not None:
                 client.send(progress, **fields)
     except link_error:
         return
@@ -239,14 +243,14 @@ def main(config: dict[str, Any]) -> None:
     torch.set_num_threads(int(config["threads"]))
     os.nice(10)
     job = config["job"]
-    live = load_live(
+    watcher = load_watcher(
         configs.from_tree(job["config"]),
         EmbodimentSpec.from_dict(job["embodiment"]),
         config["every"],
     )
     client = build.attribute("real.link:Client")(config["socket"], "viewer", SOURCE)
     print("ready", flush=True)
-    serve(client, live)
+    serve(client, watcher)
 
 
 if __name__ == "__main__":

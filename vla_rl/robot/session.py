@@ -35,7 +35,7 @@ HELPED = 2.5  # so that lift_cube's 80 control steps are the 200 of docs/results
 
 
 @dataclass(frozen=True)
-class Asked:
+class SessionRequest:
     """What the command line asks for besides the settings. ``episodes`` 0: until Ctrl-C.
     ``learns``: from episodes that a person helps."""
 
@@ -46,12 +46,12 @@ class Asked:
     learns: bool = False
 
 
-def default_checkpoint(folder: Path = QUICKSTART) -> Path:
+def default_checkpoint() -> Path:
     """The newest of a quickstart's checkpoints. Raises `UserError` that says how to make one."""
-    found = [folder / name for name in _CHOICES if (folder / name / "config.json").is_file()]
+    found = [p for name in _CHOICES if ((p := QUICKSTART / name) / "config.json").is_file()]
     if not found:
         raise UserError(
-            f"there is no policy: {folder} holds none of {', '.join(_CHOICES)}. Make one with "
+            f"there is no policy: {QUICKSTART} holds none of {', '.join(_CHOICES)}. Make one with "
             "`vla-rl quickstart`, name one with checkpoint=FOLDER, or leave it out with "
             "--no-policy and drive the arm yourself"
         )
@@ -70,42 +70,44 @@ def private() -> Iterator[None]:
 
 
 @private()
-def run(settings: SessionSettings, asked: Asked, say: Callable[[str], None] = print) -> Path:
+def run(
+    settings: SessionSettings, request: SessionRequest, say: Callable[[str], None] = print
+) -> Path:
     """Returns the session's folder. Raises `UserError` where it cannot start, or came to an end
     that nobody wanted."""
     checkpoint = None
-    if asked.policy:
+    if request.policy:
         checkpoint = located(settings.checkpoint) or str(default_checkpoint())
         if not is_address(checkpoint):
             check_checkpoint(Path(checkpoint))
         acting_config(settings)
-    possible(settings, asked)
+    possible(settings, request)
     folder = settings.folder
     if (folder / "journal").exists():
         raise UserError(f"{folder} holds a session already: choose another name=")
     reward = reward_config(settings)
-    (run_lockstep if asked.lockstep else run_processes)(
-        settings, asked, checkpoint, folder, reward, say
+    (run_lockstep if request.lockstep else run_processes)(
+        settings, request, checkpoint, folder, reward, say
     )
     return folder
 
 
-def possible(settings: SessionSettings, asked: Asked) -> None:
+def possible(settings: SessionSettings, request: SessionRequest) -> None:
     """Raises `ConfigError` for a session that nobody could watch, drive or end."""
-    if asked.lockstep and (settings.robot.driver or settings.cameras):
+    if request.lockstep and (settings.robot.driver or settings.cameras):
         raise ConfigError(
             "--lockstep is virtual time: only a simulated arm has that, not robot.driver or cameras"
         )
-    if not asked.console and settings.robot.driver:
+    if not request.console and settings.robot.driver:
         raise ConfigError(
             "--headless lets the session start by itself, which only a simulated arm "
             "may: leave it out"
         )
-    if not asked.policy and (not asked.console or asked.lockstep):
+    if not request.policy and (not request.console or request.lockstep):
         raise ConfigError(
             "without a policy somebody has to drive: leave out --headless and --lockstep"
         )
-    if settings.operator is not None and (settings.robot.driver or not asked.policy):
+    if settings.operator is not None and (settings.robot.driver or not request.policy):
         raise ConfigError(
             "operator.* plays a person who helps a policy, and who knows what a simulated world "
             "knows: it goes neither with robot.driver nor with --no-policy. Leave it out, and help "
@@ -116,14 +118,14 @@ def possible(settings: SessionSettings, asked: Asked) -> None:
             "teleop.* are options of a device: name it, as teleop=spacemouse or teleop=lerobot"
         )
     if settings.teleop:
-        if not asked.console or settings.operator is not None:
+        if not request.console or settings.operator is not None:
             raise ConfigError(
                 f"teleop={settings.teleop} is a person's: the console is where one labels and "
                 "hands back. Leave out --headless, --lockstep and operator.*"
             )
         kind = build.attribute("real.teleop.process:TeleopConfig")
         kind(settings.teleop, settings.teleop_options).make(())  # its options are right
-    if asked.lockstep and not asked.episodes:
+    if request.lockstep and not request.episodes:
         raise ConfigError(
             "--lockstep runs as fast as it can, with nobody watching: say how long "
             "with --episodes N"
@@ -133,7 +135,7 @@ def possible(settings: SessionSettings, asked: Asked) -> None:
 # ------------------------------------------------------------------------------------- in real time
 def run_processes(
     settings: SessionSettings,
-    asked: Asked,
+    request: SessionRequest,
     checkpoint: str | None,
     folder: Path,
     reward: Any,
@@ -152,18 +154,20 @@ def run_processes(
         embodiment = EmbodimentSpec.from_dict(about["embodiment"])
         judge = build.attribute("real.robots.remote:Judge")(body.arm_socket)
         with contextlib.closing(judge):
-            plan = make_plan(settings, asked, judge.tasks)
+            plan = make_plan(settings, request, judge.tasks)
             start_person(body, settings, embodiment)
             if checkpoint is not None:
                 require_same(embodiment, checkpoint)
                 say(f"loading {checkpoint}")
                 start_policy(body, settings, checkpoint, about["embodiment"], plan)
             if reward is not None:
-                from vla_rl.robot.reward_process import start_live
+                from vla_rl.robot.reward_process import start_watcher
 
                 say(f"loading the reward {reward.reward_type}")
-                start_live(body, reward, embodiment, settings.robot.score_every, settings.threads)
-            if asked.console:
+                start_watcher(
+                    body, reward, embodiment, settings.robot.score_every, settings.threads
+                )
+            if request.console:
                 open_console(body, settings, plan, checkpoint, say)
             lead(body, plan, embodiment.control_hz, judge, say)
 
@@ -249,7 +253,9 @@ def body_config(settings: SessionSettings) -> Any:
     )
 
 
-def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str, Any]]) -> Any:
+def make_plan(
+    settings: SessionSettings, request: SessionRequest, known: dict[str, dict[str, Any]]
+) -> Any:
     """``known`` are the world's tasks (TASK, or TASK/NUMBER of an initial state); without a world
     they are instructions.
 
@@ -270,7 +276,7 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
             f"know: {', '.join(known)}"
         )
     horizon = settings.robot.horizon
-    stretch = HELPED if asked.learns or settings.operator is not None else 1.0
+    stretch = HELPED if request.learns or settings.operator is not None else 1.0
 
     def made(name: str) -> Any:
         if not known:
@@ -283,10 +289,10 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
 
     plan = build.attribute("real.episodes:Plan")(
         tuple(map(made, names)),
-        asked.episodes,
+        request.episodes,
         leads=bool(known),
-        policy=asked.policy,
-        alone=not asked.console,
+        policy=request.policy,
+        alone=not request.console,
         judged=bool(known),
     )
     if settings.robot.returns.share:
@@ -296,8 +302,8 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
         plan = dataclasses.replace(plan, returns=returns)
     if not resets:
         return plan
-    _check_practice(settings, asked, names, known)
-    x, attended = settings.robot.practice, asked.console or settings.operator is not None
+    _check_practice(settings, request, names, known)
+    x, attended = settings.robot.practice, request.console or settings.operator is not None
     kind = build.attribute("real.practice:Practice")
     return dataclasses.replace(
         plan, practice=kind(made(resets), x.failures, x.confident, attended=attended)
@@ -305,7 +311,10 @@ def make_plan(settings: SessionSettings, asked: Asked, known: dict[str, dict[str
 
 
 def _check_practice(
-    settings: SessionSettings, asked: Asked, names: list[str], known: dict[str, dict[str, Any]]
+    settings: SessionSettings,
+    request: SessionRequest,
+    names: list[str],
+    known: dict[str, dict[str, Any]],
 ) -> None:
     """Raises `ConfigError` for a practice that could not go on."""
     x, horizon = settings.robot.practice, settings.robot.horizon
@@ -320,7 +329,7 @@ def _check_practice(
             f"robot.practice.reset={x.reset} plays in another scene than "
             f"{', '.join(names)}: choose one of it"
         )
-    if not asked.policy:
+    if not request.policy:
         raise ConfigError("robot.practice is practice of a policy: leave out --no-policy")
     if not known and not horizon:
         raise ConfigError(
@@ -465,7 +474,7 @@ def _hear(clients: dict[str, Any], conductor: Any, judge: Any) -> None:
 # ---------------------------------------------------------------------------------- in virtual time
 def run_lockstep(
     settings: SessionSettings,
-    asked: Asked,
+    request: SessionRequest,
     checkpoint: str | None,
     folder: Path,
     reward: Any,
@@ -479,14 +488,14 @@ def run_lockstep(
         require_same(session.robot.embodiment, checkpoint)
         spec, acting = session.robot.embodiment, settings.robot.acting
         decide, version = load(checkpoint, spec, settings.deterministic, settings.device, acting)
-        plan = dataclasses.replace(make_plan(settings, asked, session.world.tasks), alone=True)
+        plan = dataclasses.replace(make_plan(settings, request, session.world.tasks), alone=True)
         session.others = load_others(reset_policy(settings, plan), spec, settings.device, acting)
         if settings.operator is not None:
             session.watched(make_operator(settings.operator, session.world))
         if reward is not None:
-            from vla_rl.robot.reward_process import load_live
+            from vla_rl.robot.reward_process import load_watcher
 
-            session.scored(load_live(reward, spec, settings.robot.score_every))
+            session.scored(load_watcher(reward, spec, settings.robot.score_every))
         say(f"session {folder}, in virtual time")
         conductor = session.run(
             plan, decide, version, acting_config(settings), lambda outcome: say(line(outcome))
