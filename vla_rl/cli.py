@@ -48,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "function" not in arguments:
         parser.print_help()
         return 2
-    # nothing here may reach for a hub or an account by itself
     if arguments.function not in hub.REACHES:  # nothing else reaches for a hub or an account
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:

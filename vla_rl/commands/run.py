@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from vla_rl.commands.shared import Add, add_overrides
 from vla_rl.errors import ConfigError
@@ -41,30 +40,28 @@ def _add_options(sub: argparse.ArgumentParser) -> None:
 def run_quickstart(arguments: argparse.Namespace) -> None:
     from vla_rl.config import compose
 
-    overrides = ["run=quickstart", *arguments.overrides]
+    overrides = arguments.overrides = ["run=quickstart", *arguments.overrides]
     if not arguments.seeds:
-        _run(overrides, arguments)
+        run_train(arguments)
         return
     name = compose(overrides).name
     if len(set(arguments.seeds)) < len(arguments.seeds):
         raise ConfigError(f"--seeds {' '.join(map(str, arguments.seeds))}: name each seed once")
     for seed in arguments.seeds:  # each in a folder of its own
-        _run([*overrides, f"seed={seed}", f"name={name}-seed{seed}"], arguments)
-
-
-def run_train(arguments: argparse.Namespace) -> None:
-    _run(arguments.overrides, arguments)
+        arguments.overrides = [*overrides, f"seed={seed}", f"name={name}-seed{seed}"]
+        run_train(arguments)
 
 
 def run_collect(arguments: argparse.Namespace) -> None:
-    _run([*arguments.overrides, "phases=[collect]"], arguments, report=False)
+    arguments.overrides = [*arguments.overrides, "phases=[collect]"]
+    run_train(arguments, report=False)
 
 
-def _run(overrides: Sequence[str], arguments: argparse.Namespace, report: bool = True) -> None:
+def run_train(arguments: argparse.Namespace, report: bool = True) -> None:
     from vla_rl.checks import preflight
     from vla_rl.config import compose
 
-    config = compose(overrides)
+    config = compose(arguments.overrides)
     preflight.check(config, fresh=arguments.fresh)  # before the seconds that torch takes to import
     from vla_rl.run.pipeline import plan, run_pipeline
 

@@ -34,7 +34,6 @@ from vla_rl.checks import preflight
 from vla_rl.config import RunConfig
 from vla_rl.config.phases import PHASES
 from vla_rl.errors import TrainingDiverged
-from vla_rl.interfaces import Env
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.machine import MemoryWatch, versions
 from vla_rl.monitoring.metrics import MetricsLogger, write_json
@@ -77,56 +76,51 @@ FUNCTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
 def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
     """Run every phase of ``config.phases`` that is not complete yet; returns the run folder."""
     preflight.check(config, fresh=fresh)
-    folder, resources = config.run_dir, contextlib.ExitStack()
-    with resources:
+    folder = config.run_dir
+    with contextlib.ExitStack() as resources:
         env = checked_env(config, resources, fresh) if pending(config, fresh) else None
-        return _run_phases(config, folder, fresh, resources, env)
-
-
-def _run_phases(
-    config: RunConfig, folder: Path, fresh: bool, resources: contextlib.ExitStack, env: Env | None
-) -> Path:
-    """The phases of `run_pipeline`, with what its checks have opened."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with RunLock(folder), contextlib.ExitStack() as stack:
-        if fresh:
-            set_aside(folder)
-        stack.push(functools.partial(leave_no_name, folder))
-        take_folder(config, folder)
-        torch.set_num_threads(preflight.threads(config))
-        torch.manual_seed(config.seed)
-        phases = read_phases(folder)
-        write_json(folder / "versions.json", versions())
-        progress = stack.enter_context(Progress())
-        tree = configs.to_tree(config)
-        wanted = sinks(folder, config.name, config.wandb, config.tensorboard, tree, progress.say)
-        logger = stack.enter_context(MetricsLogger(folder, wanted))
-        memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
-        run = Run(config, logger, progress, phases, resources)
-        if env is not None:
-            run.env = env
-        for name in config.phases:
-            record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
-            if record["complete"] and name != "report":
-                progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
-                continue
-            started, before = time.perf_counter(), record["seconds"]
-            progress.say(f"{name}: {PHASES[name].says}")
-            counted = 0.0
-            try:
-                result = FUNCTIONS[name](run)
-                # by the phase itself; a killed process has not written them here
-                counted = result.pop("seconds", 0.0)
-                record |= result | {"complete": True}
-            except TrainingDiverged as error:
-                raise TrainingDiverged(f"{error}{last_good_text(folder, name)}") from error
-            finally:
-                record["seconds"] = max(counted, before + time.perf_counter() - started)
-                phases["peak_memory_bytes"] = memory.sample()
-                write_json(folder / "phases.json", phases)
-        # The report's own seconds and the last peak are known only now.
-        write_report(folder)
-        progress.say(f"report: {folder / 'report.html'}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with RunLock(folder), contextlib.ExitStack() as stack:
+            if fresh:
+                set_aside(folder)
+            stack.push(functools.partial(leave_no_name, folder))
+            take_folder(config, folder)
+            torch.set_num_threads(preflight.threads(config))
+            torch.manual_seed(config.seed)
+            phases = read_phases(folder)
+            write_json(folder / "versions.json", versions())
+            progress = stack.enter_context(Progress())
+            tree = configs.to_tree(config)
+            wanted = sinks(
+                folder, config.name, config.wandb, config.tensorboard, tree, progress.say
+            )
+            logger = stack.enter_context(MetricsLogger(folder, wanted))
+            memory = stack.enter_context(MemoryWatch(phases.get("peak_memory_bytes", 0)))
+            run = Run(config, logger, progress, phases, resources)
+            if env is not None:
+                run.env = env
+            for name in config.phases:
+                record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
+                if record["complete"] and name != "report":
+                    progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
+                    continue
+                started, before = time.perf_counter(), record["seconds"]
+                progress.say(f"{name}: {PHASES[name].says}")
+                counted = 0.0
+                try:
+                    result = FUNCTIONS[name](run)
+                    # by the phase itself; a killed process has not written them here
+                    counted = result.pop("seconds", 0.0)
+                    record |= result | {"complete": True}
+                except TrainingDiverged as error:
+                    raise TrainingDiverged(f"{error}{last_good_text(folder, name)}") from error
+                finally:
+                    record["seconds"] = max(counted, before + time.perf_counter() - started)
+                    phases["peak_memory_bytes"] = memory.sample()
+                    write_json(folder / "phases.json", phases)
+            # The report's own seconds and the last peak are known only now.
+            write_report(folder)
+            progress.say(f"report: {folder / 'report.html'}")
     return folder
 
 
