@@ -11,8 +11,6 @@ class ClonedSuccessConfig:
     learning_rate: float = 1e-4
     updates_per_decision: float = 0.2
     start_decisions: int = 16
-    offline_updates: int = 0
-    seed: int = 0
 
     diagnostics = (  # what the report draws of its figures, and when it warns
         Diagnostic("clone/loss", "Loss on what was rewarded", "Falls while successes are alike.", smooth=True),
@@ -31,10 +29,6 @@ class ClonedSuccess:
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad], config.learning_rate
         )
-
-    @classmethod
-    def from_context(cls, config, policy, context):
-        return cls(config, policy)
 
     def annotate(self, trajectory, rewards):
         return {"won": torch.full((len(trajectory) + 1,), float(trajectory.success))}

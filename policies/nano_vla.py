@@ -77,7 +77,7 @@ def preset(name: str, **changes: Any) -> NanoVLAConfig:
 
 
 class NanoVLA(VisionLanguageTrunk):
-    """Token VLA policy; a `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
+    """Token VLA policy; it has a likelihood, and imitates.
 
     For the statistics see `VisionLanguageTrunk`. ``temperature`` can be set at any time: sampling
     and all log-probs follow it. `replay` holds ``action_tokens`` int16 [b h a].

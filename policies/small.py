@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -32,10 +31,11 @@ class _Features(nn.Module):
 
 
 class SmallPolicy(Actor):
-    """An `ActorPolicy` and `ImitationPolicy` whose latent action is the action; its encoder has
-    no weights."""
+    """An `ActorPolicy` that imitates too, whose latent action is the action; its encoder has no
+    weights."""
 
     policy_type = "small"
+    Config = SmallConfig
     config: SmallConfig
     mean: Tensor
     std: Tensor
@@ -112,15 +112,3 @@ class SmallPolicy(Actor):
         policy.mean.copy_(torch.as_tensor(proprio_stats["mean"], dtype=torch.float32))
         policy.std.copy_(torch.as_tensor(proprio_stats["std"], dtype=torch.float32).clamp(min=1e-3))
         return policy
-
-    def config_dict(self) -> dict[str, Any]:
-        return {"config": asdict(self.config)}
-
-    def extra_files(self) -> dict[str, str]:
-        return {}
-
-    @classmethod
-    def from_config_dict(
-        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
-    ) -> SmallPolicy:
-        return cls(SmallConfig(**data["config"]), embodiment)

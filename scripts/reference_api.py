@@ -22,7 +22,6 @@ API = {
             "vla_rl.build": ("implementation", "config_class", "names"),
             "vla_rl.bounds": ("Bounded", "bound", "several", "told_by"),
             "vla_rl.checkpoint": (
-                "Checkpointable",
                 "save_checkpoint",
                 "load_policy",
                 "load_weights",

@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,37 +81,10 @@ class _Refers:
     base_key: str = ""  # of a class that may leave weights to another folder (`Policy.base_folder`)
 
 
-class Checkpointable(Protocol):
-    """What a policy provides to be saved. Its class also has ``from_config_dict(data, embodiment,
-    files)``, and may say where in ``data`` its own config stands by ``config_path`` (default:
-    ``("config",)``).
-
-    A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``, and its
-    ``embodiment`` where that is another) into its own as ``base``, names its text files "base.NAME",
-    and gets it, built, as a fourth argument of ``from_config_dict``. It may leave that one's weights
-    to its checkpoint, the folder of which stands under ``base_key`` beside ``base`` then."""
-
-    policy_type: str
-    embodiment: EmbodimentSpec
-
-    def config_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that building the policy again needs besides embodiment, text files
-        and weights."""
-        ...
-
-    def extra_files(self) -> dict[str, str]:
-        """Text files by name, such as a tokenizer."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
-
-
 # ----------------------------------------------------------------------------------------- policies
 def save_checkpoint(
     path: Path | str,
-    policy: Checkpointable,
+    policy: Any,
     training_state: Mapping[str, Any] | None = None,
     *,
     keep_last_good: bool = True,
@@ -130,7 +103,7 @@ def save_checkpoint(
     Where ``training_state`` holds a `Spread`, ranks elsewhere write weights and their part of the
     state, and this returns before they have. ``then`` is called once the checkpoint is in its place.
     """
-    state, path = training_state or {}, Path(path)
+    state, path, policy = training_state or {}, Path(path), Policy.of(policy)
     spread = next((x for x in state.values() if isinstance(x, Spread)), None)
     if spread is not None:
 
@@ -160,14 +133,14 @@ def save_checkpoint(
         )
 
 
-def _write_texts(folder: Path, path: Path, policy: Checkpointable) -> None:
+def _write_texts(folder: Path, path: Path, policy: Policy) -> None:
     """All that a checkpoint at ``path`` says of the policy, into ``folder``."""
     header: dict[str, Any] = {
         "policy_type": policy.policy_type,
         "format": FORMAT,
         "vla_rl_version": vla_rl.__version__,
     }
-    if (base := Policy.of(policy).base_folder()) is not None:
+    if (base := policy.base_folder()) is not None:
         header[BASE] = dataclasses.asdict(base_reference(base, path))
     write_text(folder / CONFIG, to_json({**header, **policy.config_dict()}))
     write_text(folder / EMBODIMENT, to_json(policy.embodiment.to_dict()))
@@ -306,8 +279,9 @@ def _from_config(
     """A policy on top of another (``base``) gets that one, built; its text files have names that
     begin with "base.". Where its checkpoint leaves that one's weights to another, they are read
     from there."""
+    make = Policy.class_of(kind).from_config_dict
     if not isinstance(config.get("base"), dict):
-        return kind.from_config_dict(config, embodiment, files)
+        return make(config, embodiment, files)
     own = {name: text for name, text in files.items() if not name.startswith("base.")}
     beneath = {
         name.removeprefix("base."): text for name, text in files.items() if name.startswith("base.")
@@ -317,7 +291,7 @@ def _from_config(
     base = _from_config(factory(below["policy_type"]), below, spec, beneath, factory)
     if view(kind, _Refers).base_key in config:
         load_weights(config[kind.base_key], base)
-    return kind.from_config_dict(config, embodiment, own, base)
+    return make(config, embodiment, own, base)
 
 
 # ------------------------------------------------------------------------------ frozen base weights

@@ -23,7 +23,7 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
 class OwnPolicy(FrozenBaseActor):
-    """A `WeightedActor` whose actor is the policy beneath. A checkpoint of it is one of that
+    """An `ActorPolicy` with a weighted loss whose actor is the policy beneath. A checkpoint of it is one of that
     policy."""
 
     config_class: ClassVar[type] = OwnConfig

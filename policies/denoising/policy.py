@@ -42,7 +42,7 @@ from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluat
 
 
 class DenoisingVLA(DenoisingBase):
-    """A `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
+    """It has a likelihood, and imitates.
 
     `replay`: ``chain`` float32 [b K'+1 h a] (normalised) and ``first_step`` int64 [b], the index of
     the step that leaves ``chain[:, 0]``. The chain is float32 throughout, so re-evaluating at
@@ -498,7 +498,7 @@ class DenoisingVLA(DenoisingBase):
         """A student policy with ``steps`` denoising steps on a copy of the trunk; only its expert
         is to be trained.
 
-        ``method`` is how it will learn, one of `policies.denoising.consistency.METHODS`. A student
+        ``method`` is how it will learn, one of `policies.denoising.settings.METHODS`. A student
         that learnt beside RL (``student_steps``) is taken over.
         """
         return make_student(self, steps, method)

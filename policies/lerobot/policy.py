@@ -10,7 +10,7 @@ read and written:
 - this project's form (`vla_rl.checkpoint`), which training saves and resumes from.
 
 ACT is deterministic, so it acts and imitates. The others denoise a chunk step by step; each step is
-a Gaussian (`policies.denoising.chain`), so they are a `LikelihoodPolicy` with the axes
+a Gaussian (`policies.denoising.chain`), so they have a likelihood, with the axes
 denoising_step, control_step and action_dim. Action dimensions that only pad the model's, and steps
 before the present one, follow the sampler without noise: they carry no likelihood.
 """
@@ -357,9 +357,6 @@ class LeRobotPolicy(AdvisedPolicy, nn.Module, Policy):
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"},
             **({"tied": True} if is_tied(self.model) else {}),
         }
-
-    def extra_files(self) -> dict[str, str]:
-        return {}
 
     @classmethod
     def from_config_dict(

@@ -332,7 +332,7 @@ class OpenVLABase(nn.Module, Policy):
 
 
 class OpenVLA(OpenVLABase):
-    """Discrete action tokens; a `LikelihoodPolicy` and an `ImitationPolicy` of `vla_rl.interfaces`.
+    """Discrete action tokens; it has a likelihood, and imitates.
 
     Sampling and every reported log-prob are on the 256 action tokens alone, at ``temperature`` (as
     SimpleVLA-RL does). `replay` holds ``action_tokens`` int16 [b h a]: indices into that slice.

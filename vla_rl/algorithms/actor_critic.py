@@ -11,7 +11,7 @@ DSRL-SAC with a steered one, Cal-QL and WSRL with updates before the first episo
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,14 +27,14 @@ from vla_rl.algorithms.picture_inputs import PictureInputs, on_device
 from vla_rl.config.replay_algorithms import ActorCriticConfig, SACConfig, TD3Config
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS, OFFLINE, ONLINE
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
+from vla_rl.interfaces import ActorPolicy, Draw, Policy, Replayed
 from vla_rl.types import EpisodeSpec, Observation, Trajectory, Transitions
 
 ADAM_BETAS = (0.9, 0.999)
 
 
-class ActorCritic(ABC):
-    """A `Replayed` algorithm for an `ActorPolicy`. It owns critics, targets and optimisers; how the
+class ActorCritic(Replayed):
+    """For an `ActorPolicy`. It owns critics, targets and optimisers; how the
     actor learns from the critics is a subclass's."""
 
     reads_rewards = True
@@ -80,11 +80,6 @@ class ActorCritic(ABC):
         self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self._critic_guard = GuardedStep(config.max_bad_updates, config.grad_clip)
         self.updates = 0
-
-    @classmethod
-    def from_context(cls, config: Any, policy: Policy, context: AlgorithmContext) -> Any:
-        """Needs nothing of the context: it makes its own critics."""
-        return cls(config, policy)
 
     def _new_critics(self) -> critics.Critics:
         c = self.config.critics

@@ -20,15 +20,15 @@ from vla_rl.algorithms.picture_inputs import PictureInputs
 from vla_rl.config.replay_algorithms import DaggerConfig
 from vla_rl.data.replay import DEMONSTRATIONS, INTERVENTIONS
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import ActorPolicy, AlgorithmContext, Draw, Policy
+from vla_rl.interfaces import ActorPolicy, Draw, Replayed
 from vla_rl.types import Trajectory
 
 ADAM_BETAS = (0.9, 0.999)
 
 
-class Dagger:
-    """A `Replayed` algorithm for an `ActorPolicy` with a weighted loss: that on decisions of
-    people, each counting alike."""
+class Dagger(Replayed):
+    """For an `ActorPolicy` with a weighted loss: that on decisions of people, each counting
+    alike."""
 
     reads_rewards = False
     name = "dagger"
@@ -58,11 +58,6 @@ class Dagger:
             [(list(learned.values()), config.learning_rate)], ADAM_BETAS, config.weight_decay
         )
         self._guard = GuardedStep(config.max_bad_updates, config.grad_clip)
-
-    @classmethod
-    def from_context(cls, config: Any, policy: Policy, context: AlgorithmContext) -> Any:
-        """Needs nothing of the context."""
-        return cls(config, policy)
 
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
         return self.policy.annotate(trajectory)

@@ -19,7 +19,7 @@ from torch import Tensor
 from vla_rl.algorithms.imitation import DecisionSampler, DecisionSamples, Imitation, ImitationConfig
 from vla_rl.config.imitation import FilteredBCConfig
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Policy
+from vla_rl.interfaces import OnPolicy, Policy
 from vla_rl.types import RolloutBatch
 
 
@@ -34,8 +34,8 @@ def kept_decisions(batch: RolloutBatch, max_control_steps: int | None = None) ->
     return torch.nonzero(keep[batch.trajectory_index]).flatten()
 
 
-class FilteredBC:
-    """An `OnPolicy` algorithm that clones what succeeded."""
+class FilteredBC(OnPolicy):
+    """It clones what succeeded."""
 
     reads_rewards = False
 
@@ -67,13 +67,6 @@ class FilteredBC:
             augment=config.augment,
         )
         self._imitation = Imitation(settings, policy, _Nothing())
-
-    @classmethod
-    def from_context(
-        cls, config: FilteredBCConfig, policy: Policy, context: AlgorithmContext
-    ) -> FilteredBC:
-        """Needs nothing of the context."""
-        return cls(config, policy)
 
     def update(
         self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (behaviour cloning) of any `ImitationPolicy` with augmentation; filtered
+"""Supervised fine-tuning (behaviour cloning) of any policy with an imitation loss, with augmentation; filtered
 BC.
 
 Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL";
@@ -36,7 +36,7 @@ class Sampler(Protocol):
 
     def next_batch(self) -> Batch:
         """Observation [b], actions float32 [b h a] in physical units, valid bool [b h]; and bool
-        [b] which of them the policy sampled itself, where some are (`SelfImitatingPolicy`)."""
+        [b] which of them the policy sampled itself, where some are (`Policy.imitates_itself`)."""
         ...
 
 
@@ -52,7 +52,7 @@ def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> 
 
 # ----------------------------------------------------------------------------------------- training
 class Imitation:
-    """Trains an `ImitationPolicy` from a `Sampler`, one `update` at a time.
+    """Trains a policy by its imitation loss from a `Sampler`, one `update` at a time.
 
     Several ``ranks`` (by default those of this process's group) make one update together: each
     draws the same batch, and reads and augments its share of it and runs the policy on that.

@@ -23,7 +23,7 @@ from vla_rl.types import Transitions
 
 
 class PARL(ActorCritic):
-    """A `Replayed` algorithm for an `ActorPolicy` with candidates, whose judge it becomes."""
+    """For an `ActorPolicy` that ranks candidates, whose judge it becomes."""
 
     config: PARLConfig
     policy: ActorPolicy

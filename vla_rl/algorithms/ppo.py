@@ -44,7 +44,7 @@ from vla_rl.algorithms.surrogate import Rows, Surrogate, Totals, behavior_weight
 from vla_rl.build import attribute
 from vla_rl.config.algorithms import PPOConfig, advantage_entry
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Critic, Policy
+from vla_rl.interfaces import AlgorithmContext, Critic, OnPolicy, Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import RolloutBatch
 
@@ -62,7 +62,7 @@ class _Prepared:
     num_trajectories: int
 
 
-class PPO:
+class PPO(OnPolicy):
     """Improves ``policy`` (a `Policy`) from rollouts. See `PPOConfig`.
 
     ``critic`` is a separate value function; without one, advantage "gae" uses the policy's value

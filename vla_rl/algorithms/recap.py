@@ -25,7 +25,7 @@ from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adam
 from vla_rl.config.replay_algorithms import RECAPConfig
 from vla_rl.data.replay import DEMONSTRATIONS
 from vla_rl.errors import ConfigError
-from vla_rl.interfaces import AlgorithmContext, Draw, Policy
+from vla_rl.interfaces import AlgorithmContext, Draw, Policy, Replayed
 from vla_rl.types import Observation, Trajectory, Transitions
 
 ADAM_BETAS = (0.9, 0.999)
@@ -63,8 +63,8 @@ def thresholds(advantages: Tensor, tasks: Tensor, share: float) -> dict[int, flo
     }
 
 
-class RECAP:
-    """A `Replayed` algorithm for a policy that is told of improvements
+class RECAP(Replayed):
+    """For a policy that is told of improvements
     (`vla_rl.interfaces.Policy.told_improvement`). Values read what ``reference``, its start, makes
     of a frame."""
 

@@ -23,7 +23,7 @@ def new_policy(run: Run, dataset: DemonstrationDataset) -> Any:
     """The policy that SFT begins with, the same each time, normalised by what it will learn."""
     c, spec = run.config, run.env.embodiment
     torch.manual_seed(c.seed)
-    kind = build.implementation("policy", c.policy_type)
+    kind = Policy.class_of(build.implementation("policy", c.policy_type))
     moved = run.env.moved if isinstance(run.env, RecordedEnv) else ()
     if not moved:
         policy = kind.from_statistics(c.policy, spec, dataset.action_stats, dataset.proprio_stats)

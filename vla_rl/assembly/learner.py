@@ -10,7 +10,7 @@ from vla_rl.assembly.env_and_policy import seeded
 from vla_rl.assembly.prior_data import given
 from vla_rl.checkpoint import load_weights
 from vla_rl.config import learned_algorithm
-from vla_rl.interfaces import AlgorithmContext, Policy
+from vla_rl.interfaces import Algorithm, AlgorithmContext, Policy
 from vla_rl.learning.learners import Learner, learner_for
 
 
@@ -28,9 +28,8 @@ def trained_policy(run: Run) -> Any:
 def learner_of(run: Run, policy: Any) -> Learner:
     """The run's algorithm on ``policy``, and what feeds it."""
     c, start = run.config, rl_start(run)
-    algorithm = build.implementation("algorithm", c.algorithm_type).from_context(
-        seeded(learned_algorithm(c), c.seed), policy, _offered(run)
-    )
+    kind = Algorithm.class_of(build.implementation("algorithm", c.algorithm_type))
+    algorithm = kind.from_context(seeded(learned_algorithm(c), c.seed), policy, _offered(run))
     # what the offline rounds trained beside the policy goes on, and is not made anew
     if start != start_checkpoint(run):
         load_weights(start, policy)

@@ -144,7 +144,7 @@ class RayCollector(Collector):
 
 
 class AheadRayCollector(RayCollector):
-    """An `AheadCollector`: plans are issued early, and actors go on from one to the next while the
+    """Plans are issued early ("ahead" in `Collector.can`), and actors go on from one to the next while the
     driver learns.
 
     New weights reach episodes under way at their next decision, and each decision knows its

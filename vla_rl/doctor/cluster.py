@@ -38,6 +38,7 @@ from vla_rl.config import RunConfig
 from vla_rl.config.cluster import MODES
 from vla_rl.doctor.machine import FAIL, MISSING, OK, Check
 from vla_rl.errors import ConfigError, UserError, first_line
+from vla_rl.interfaces import Policy
 from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.monitoring.progress import Progress
 from vla_rl.options import AlgorithmOptions, PolicyOptions, methods, view
@@ -211,7 +212,7 @@ def _begun(run: Run, own: RunConfig) -> str:
         return str(made.absolute())
     embodiment: EmbodimentSpec = run.env.embodiment
     torch.manual_seed(own.seed)
-    policy = build.implementation("policy", own.policy_type).from_statistics(
+    policy = Policy.class_of(build.implementation("policy", own.policy_type)).from_statistics(
         own.policy,
         embodiment,
         _spread(embodiment.action_low, embodiment.action_high),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -50,28 +50,36 @@ class AlgorithmContext:
     demonstrations: Callable[[Policy], Any] = lambda _: None
 
 
-@runtime_checkable
-class Algorithm(Protocol):
+class Algorithm(Offering):
     """Improves a policy. It owns what learning needs besides: critics, targets, a reference,
-    optimisers."""
+    optimisers. One is `OnPolicy` or `Replayed`."""
+
+    required: ClassVar[tuple[str, ...]] = ("update", "state_dict", "load_state_dict")
+
+    @classmethod
+    def from_context(cls, config: Any, policy: Policy, context: AlgorithmContext) -> Any:
+        """The algorithm of a run. It takes what it needs of ``context``; here nothing."""
+        made: Any = cls
+        return made(config, policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights, as nested dicts and lists of tensors, numbers and
         strings."""
-        ...
+        raise NotImplementedError
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        raise NotImplementedError
 
 
-@runtime_checkable
-class OnPolicy(Algorithm, Protocol):
+class OnPolicy(Algorithm):
     """Learns from one batch of the present policy's episodes, and forgets it."""
 
     def update(
         self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
     ) -> dict[str, float]:
         """``rewards`` as `RewardModel.score` gave them, [n] or [n h]; or {name: …} of several."""
-        ...
+        raise NotImplementedError
 
 
 @runtime_checkable
@@ -93,21 +101,21 @@ class Draw(Protocol):
         ...
 
 
-@runtime_checkable
-class Replayed(Algorithm, Protocol):
+class Replayed(Algorithm):
     """Learns from every episode there ever was.
 
-    ``config.updates_per_decision``, ``config.start_decisions`` and ``config.offline_updates`` set
-    its pace.
+    ``config.updates_per_decision`` and ``config.start_decisions`` set its pace, and
+    ``config.offline_updates``, where it has them, are made before the first episode.
     """
 
+    required = (*Algorithm.required, "annotate")
     config: Any
 
     def annotate(self, trajectory: Trajectory, rewards: Tensor) -> dict[str, Tensor]:
         """What the learner wants kept with an episode, {name: [t + 1 …]} per frame; computed once,
         as it is stored. ``rewards`` [t], discounted inside each chunk by ``config.gamma``."""
-        ...
+        raise NotImplementedError
 
     def update(self, draw: Draw) -> dict[str, float]:
         """One update from rows that ``draw`` yields."""
-        ...
+        raise NotImplementedError

@@ -76,22 +76,36 @@ class Offering(metaclass=ABCMeta):  # noqa: B024 - the hook below is what it is 
                 f"is the name of a method of vla_rl.interfaces.{cls.__name__}: give it another name"
             )
         if cls not in type(thing).__mro__:
-            kind: Any = type(thing)
-            base: Any = cls
+            kind = cls.class_of(type(thing))
             try:
-                object.__setattr__(thing, "__class__", _with_base(kind, base))
+                object.__setattr__(thing, "__class__", kind)
             except TypeError as error:
-                raise ConfigError(
-                    f"{type(thing).__name__} has methods of a {cls.__name__}, and cannot be given "
-                    f"its defaults ({error}): make it a subclass of "
-                    f"vla_rl.interfaces.{cls.__name__}"
-                ) from error
+                raise _refused(type(thing), cls, error) from error
         return thing
+
+    @classmethod
+    def class_of(cls, kind: Any) -> Any:
+        """`of`, for what is asked of a class before there is an object: ``kind``, or a subclass of
+        it that has the rest. A function that makes objects stays as it is."""
+        if not isinstance(kind, type) or cls in kind.__mro__:
+            return kind
+        base: Any = cls
+        try:
+            return _with_base(kind, base)
+        except TypeError as error:
+            raise _refused(kind, cls, error) from error
 
     @classmethod
     def can_of(cls, thing: Any) -> frozenset[str]:
         """What ``thing`` can as one of these; nothing, and it stays as it is, where it is none."""
         return cls.of(thing).can if isinstance(thing, cls) else frozenset()
+
+
+def _refused(kind: type, base: type, why: TypeError) -> ConfigError:
+    return ConfigError(
+        f"{kind.__name__} has methods of a {base.__name__}, and cannot be given its defaults "
+        f"({why}): make it a subclass of vla_rl.interfaces.{base.__name__}"
+    )
 
 
 def _parts(thing: Any) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -219,6 +220,49 @@ class Policy(Offering):
         """The share [h] of a control step, above 0, that each row of ``output`` lasts in a session
         with an arm; None: all of it."""
         return None
+
+    # ------------------------------------------------------------------- made, saved and loaded
+    @classmethod
+    def from_statistics(
+        cls,
+        config: Any,
+        embodiment: EmbodimentSpec,
+        action_stats: Mapping[str, Any],
+        proprio_stats: Mapping[str, Any],
+    ) -> Any:
+        """A new policy, for demonstrations of these statistics: dicts of lists low, high, mean,
+        std, q01, q99, for policies that normalise by them."""
+        made: Any = cls
+        return made(config, embodiment)
+
+    @default
+    def policy_type(self) -> str:
+        """What checkpoints find its class by: a name of the registry, or ``module:Class``."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    def config_dict(self) -> dict[str, Any]:
+        """JSON-ready: all that building the policy again needs besides embodiment, text files and
+        weights. Here: the fields of its config, which are none of them dataclasses.
+
+        A policy on top of another one puts that one's ``config_dict`` (with its ``policy_type``,
+        and its ``embodiment`` where that is another) into its own as ``base``, and names its text
+        files "base.NAME".
+        """
+        own: Any = self
+        return {"config": dataclasses.asdict(own.config)}
+
+    def extra_files(self) -> dict[str, str]:
+        """Text files by name, ending in .json or .txt, such as a tokenizer."""
+        return {}
+
+    @classmethod
+    def from_config_dict(
+        cls, data: Mapping[str, Any], embodiment: EmbodimentSpec, files: Mapping[str, str]
+    ) -> Any:
+        """Inverse of `config_dict` and `extra_files`; weights are loaded afterwards. One on top of
+        another takes that one, built, as a fourth argument."""
+        made: Any = cls
+        return made(made.Config(**data["config"]), embodiment)
 
     # ----------------------------------------------------------------------- weights, several ranks
     def parameters(self) -> Iterable[torch.nn.Parameter]:

@@ -193,7 +193,7 @@ class ReplayLearner:
     def prepare(self, progress: Progress) -> dict[str, float]:
         """``config.offline_updates`` on what was given. Raises `ConfigError` where that is
         nothing."""
-        updates = self.algorithm.config.offline_updates
+        updates = view(self.config, AlgorithmOptions).offline_updates
         if updates and not len(self.replay):
             raise ConfigError(
                 f"algorithm.offline_updates={updates} learns from what is there before the first "

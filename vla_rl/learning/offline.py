@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from vla_rl.algorithms.offline_chain import OfflineChain, accepts
 from vla_rl.checkpoint import (
-    Checkpointable,
     load_training_state,
     load_weights,
     restoring,
@@ -263,7 +262,7 @@ class OfflineRounds:
             "position": asdict(self._at),
             "counters": asdict(self.counters),
         }
-        save_checkpoint(folder, cast(Checkpointable, self.chain.policy), state)
+        save_checkpoint(folder, self.chain.policy, state)
 
     def _restore(self, folder: Path) -> None:
         load_weights(folder, self.chain.policy)

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vla_rl.algorithms.curriculum import Curriculum
 from vla_rl.checkpoint import (
-    Checkpointable,
     keep_numbered,
     load_training_state,
     load_weights,
@@ -290,7 +289,7 @@ class OnlineRL:
             if keep:
                 keep_numbered(folder, number, keep)
 
-        save_checkpoint(folder, cast(Checkpointable, self.collector.policy), state, then=saved)
+        save_checkpoint(folder, self.collector.policy, state, then=saved)
 
     def _restore(self, folder: Path) -> None:
         load_weights(folder, self.collector.policy)

@@ -16,7 +16,6 @@ from torch import Tensor
 from vla_rl.algorithms.imitation import Imitation
 from vla_rl.algorithms.validation import described, first_loss, input_use, verdict
 from vla_rl.checkpoint import (
-    Checkpointable,
     load_training_state,
     load_weights,
     restoring,
@@ -153,7 +152,7 @@ def train_sft(
                 bar.update(counters.iteration, loss=metrics["sft/loss"])
             if counters.iteration % every == 0 or last or stop:
                 state = learner.state_dict() | {"counters": dict(vars(counters))}
-                save_checkpoint(folder, cast(Checkpointable, learner.described), state)
+                save_checkpoint(folder, learner.described, state)
             if validation is not None and (counters.iteration % every == 0 or last):
                 use = input_use(learner.policy, *validation) | {"tasks": float(tasks)}
                 use |= {} if first is None else {"first_loss": first_loss(learner.policy, *first)}

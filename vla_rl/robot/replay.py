@@ -38,7 +38,6 @@ class Recorded(nn.Module, Policy):
     then it holds still: a replay that was interrupted is not taken up again. Its memory [1] is the
     next chunk's number."""
 
-    policy_type = "vla_rl.robot.replay:Recorded"
     asked: Tensor
     shares: Tensor
     lengths: Tensor
@@ -90,9 +89,6 @@ class Recorded(nn.Module, Policy):
 
     def config_dict(self) -> dict[str, Any]:
         return {"config": {"lengths": self.lengths.tolist()}}
-
-    def extra_files(self) -> dict[str, str]:
-        return {}
 
     @classmethod
     def from_config_dict(

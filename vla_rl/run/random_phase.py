@@ -62,7 +62,7 @@ def phase_random(run: Run) -> dict[str, Any]:
     actions = torch.cat([t.actions[t.valid] for t in seen])
     proprio = torch.cat([t.observations.proprio for t in seen])
     torch.manual_seed(c.seed)
-    policy = build.implementation("policy", c.policy_type).from_statistics(
+    policy = Policy.class_of(build.implementation("policy", c.policy_type)).from_statistics(
         c.policy, env.embodiment, statistics(actions), unmoved_alike(statistics(proprio))
     )
     save_checkpoint(run.dir / "checkpoints" / "random", policy, keep_last_good=False)

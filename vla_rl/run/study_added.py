@@ -28,9 +28,9 @@ from vla_rl.run.study import FROZEN, START, Method, Plan, digest, plain_name
 FOLDER = "added"
 # what a class of each kind cannot do without, and the overrides that choose it
 KINDS = {
-    "algorithm": ("update", "from_context"),
+    "algorithm": ("update", "state_dict", "load_state_dict"),
     "reward": ("score",),
-    "policy": ("act", "from_config_dict"),
+    "policy": ("act",),
 }
 _PLAIN = {"algorithm": ["algorithm=ppo"], "reward": ["reward=success"], "policy": ["policy=nano"]}
 
