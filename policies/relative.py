@@ -116,7 +116,7 @@ class RelativePolicy(nn.Module, Policy):
         return {f"{_BASE}{name}": text for name, text in self.base.extra_files().items()}
 
     @classmethod
-    def from_config_dict(
+    def from_config_dict(  # type: ignore[override]  # (of what is on top of another)
         cls,
         data: Mapping[str, Any],
         embodiment: EmbodimentSpec,
