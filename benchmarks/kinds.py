@@ -228,19 +228,27 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "faults": Kind(
-        "a run on two Ray nodes whose processes are killed, against one in peace",
+        "runs on two Ray nodes that are struck: processes killed and frozen, full disks, a diverging "
+        "learner",
         "benchmarks.learning.faults",
         {
-            "--kills": _count(24, "processes to kill in all", "N"),
+            "--events": _count(60, "in all", "N"),
             "--kinds": {
                 "nargs": "+",
                 "default": [],
                 "metavar": "KIND",
-                "help": "default: all that the run has",
+                "help": "kill:rollout freeze:rank disk nan ... (default: all that the runs have)",
             },
-            "--seed": _count(0, "of what is killed, and when"),
+            "--modes": {
+                "nargs": "+",
+                "choices": ("sync", "async"),
+                "default": ["sync", "async"],
+                "help": "cluster.mode of the runs",
+            },
+            "--seed": _count(0, "of what is struck, and when"),
+            "--out": _path("FOLDER", "the rows' place", default=Path("outputs/bench_faults")),
         },
-        overrides="default: run=toy with rollout actors and ranks",
+        overrides="default: run=toy at its smallest",
     ),
     "reward": Kind(
         "frames/s of reward models, and their share of a run's iterations",

@@ -28,7 +28,13 @@ from vla_rl.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, UserError
+from vla_rl.errors import (
+    ConfigError,
+    DiskFull,
+    EmbodimentMismatch,
+    TrainingDiverged,
+    UserError,
+)
 from vla_rl.lock import RunLock
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import CameraSpec, EmbodimentSpec
@@ -195,6 +201,17 @@ def test_full_disk_leaves_the_old_checkpoint(
         save_checkpoint(tmp_path / "a", Plain(5, SPEC), {"iteration": 2})
     assert same_weights(load_policy(tmp_path / "a", factory), policy)
     assert load_training_state(tmp_path / "a") == {"iteration": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_weights_that_are_no_numbers_leave_the_old_checkpoint(tmp_path: Path):
+    policy, broken = Plain(5, SPEC), Plain(5, SPEC)
+    save_checkpoint(tmp_path / "a", policy, {"iteration": 1})
+    with torch.no_grad():
+        next(broken.parameters())[0] = torch.nan
+    with pytest.raises(TrainingDiverged, match=r"1 of the weights .*\(the first: \w+.*last one is"):
+        save_checkpoint(tmp_path / "a", broken, {"iteration": 2})
+    assert same_weights(load_policy(tmp_path / "a", factory), policy)
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 

@@ -36,7 +36,13 @@ class TaskFailed(Exception): ...
 # What `RemotePolicy` uses of Ray, in one process: calls are made at once.
 HERE = SimpleNamespace(
     get=lambda call, timeout: call(),
-    exceptions=SimpleNamespace(RayTaskError=TaskFailed, RayActorError=ActorLost),
+    exceptions=SimpleNamespace(
+        RayError=(TaskFailed, ActorLost),
+        RayTaskError=TaskFailed,
+        RayActorError=ActorLost,
+        ObjectStoreFullError=BufferError,
+        OutOfDiskError=BufferError,
+    ),
 )
 
 

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
-from benchmarks.learning.faults import Nodes
+from benchmarks.learning.strikes import Nodes
 from vla_rl.checks import cluster as checks
 from vla_rl.checks.options import check_run
 from vla_rl.checks.preflight import check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +13,19 @@ from test_replay_store import episode
 from vla_rl.assembly.env_and_policy import open_env
 from vla_rl.assembly.reward import start_reward
 from vla_rl.cluster.allocation import Allocation
+from vla_rl.cluster.payload import Payload
 from vla_rl.cluster.placement import Amount
 from vla_rl.cluster.scoring import RemoteReward, RewardActor
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.learning.learners import EpisodesLost
 
 
 class ActorLost(Exception): ...
+
+
+class TaskFailed(Exception):
+    cause = LookupError("its node is gone")
 
 
 class Changing:
@@ -45,6 +52,8 @@ class Worker:
     def _score(self, data, held):
         if self.dead:
             raise ActorLost("killed")
+        if held is not None:
+            raise TaskFailed
         self.scored += 1
         return self._actor.score(data, held)
 
@@ -69,7 +78,13 @@ def remote():
         get=lambda call, timeout: call(),
         kill=lambda worker: None,
         exceptions=SimpleNamespace(
-            RayTaskError=ZeroDivisionError, RayActorError=ActorLost, GetTimeoutError=TimeoutError
+            RayError=(TaskFailed, ActorLost, TimeoutError),
+            RayTaskError=TaskFailed,
+            RayActorError=ActorLost,
+            GetTimeoutError=TimeoutError,
+            ObjectLostError=LookupError,
+            ObjectStoreFullError=BufferError,
+            OutOfDiskError=BufferError,
         ),
     )
     own = start_reward(run, None)
@@ -99,6 +114,21 @@ def test_a_dead_worker_is_replaced_and_what_it_had_is_asked_again(remote):
     assert all(torch.equal(a, b) for a, b in zip(found, own.score(episodes), strict=True))
     assert len(workers) == 3 and said == ["reward worker 0 is lost (killed) and replaced"]
     assert [worker.scored for worker in workers] == [0, 3, 3]
+
+
+def test_episodes_that_are_lost_with_their_node_are_named_at_once_and_asked_for_anew(remote):
+    """Of four two lie on a node that is gone; they run again, and lie elsewhere."""
+    reward, _, _, own, (seats, _) = remote
+    episodes = [episode(i) for i in range(4)]
+    gone = [
+        dataclasses.replace(t.light(), payload=Payload(seats.ray, "", "x", 0)) for t in episodes
+    ]
+    with pytest.raises(EpisodesLost) as lost:
+        reward.score([episodes[0], gone[1], episodes[2], gone[3]])
+    assert lost.value.rollout_ids == (episodes[1].rollout_id, episodes[3].rollout_id)
+    found = reward.score(episodes)
+    assert all(torch.equal(a, b) for a, b in zip(found, own.score(episodes), strict=True))
+    assert reward._calls == {}
 
 
 def test_workers_that_fail_again_and_again_end_the_run(remote):

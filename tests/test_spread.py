@@ -28,11 +28,12 @@ from vla_rl.cli import main
 from vla_rl.cluster.learner import GroupLearner
 from vla_rl.cluster.packing import unpacked
 from vla_rl.cluster.rank_group import RankLost
-from vla_rl.errors import UserError
+from vla_rl.errors import TrainingDiverged, UserError
 from vla_rl.files import check_checkpoint
+from vla_rl.ranks import Ranks as OneRank
 from vla_rl.run.publish import package
 from vla_rl.shards import Piece, Shards, TensorLayout, rows_of, write_shard
-from vla_rl.spread import Spread, Unfinished, merge, reshard
+from vla_rl.spread import Snapshot, Spread, Unfinished, merge, reshard
 from vla_rl.storage import split_state
 
 # of 5 rows over two or more ranks some have fewer, or none
@@ -274,6 +275,15 @@ def test_a_save_that_fails_leaves_the_one_before(written):
     with pytest.raises(UserError, match="the disk is full"):
         Unfinished(folder, refuse)
     assert [p.name for p in folder.parent.iterdir()] == ["parts"]
+
+
+def test_a_rank_writes_no_weights_that_are_no_numbers(tmp_path: Path):
+    policy = Plain(4, SPEC)
+    with torch.no_grad():
+        next(policy.parameters())[0] = torch.inf
+    with pytest.raises(TrainingDiverged, match="not finite"):
+        Snapshot(policy, STATE, OneRank()).write(tmp_path, "save")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_numbered_copy_of_parts_is_a_policy(written):

@@ -53,10 +53,10 @@ from vla_rl.ranks import (
     is_sharded,
     load_full_state,
     mesh_of,
-    own_part,
+    not_finite,
 )
 from vla_rl.shards import Shards
-from vla_rl.spread import Parts, Spread, Unfinished, spread_states
+from vla_rl.spread import Parts, Spread, Unfinished, require_finite, spread_states
 from vla_rl.storage import (
     load_state,
     load_tensors,
@@ -95,7 +95,7 @@ def save_checkpoint(
 
     ``training_state`` is a nested dict as for `save_state`. With ``keep_last_good`` the replaced
     checkpoint stays beside the new one as ``<name>.last_good``. Raises `DiskFull` where the disk is
-    full; the old checkpoint is untouched then.
+    full, and `TrainingDiverged` where weights are not finite; the old checkpoint is untouched then.
 
     Where several ranks learn together all of them call this: what is spread over them is gathered,
     the main one writes an ordinary checkpoint, and if it cannot, all raise.
@@ -119,6 +119,7 @@ def save_checkpoint(
     training_state = gathered_state(training_state)
     if ranks.is_main:
         try:
+            require_finite(weights)
             with replacing(path, keep_last_good) as folder:
                 _save_weights(folder, weights)
                 _write_texts(folder, path, policy)
@@ -440,15 +441,11 @@ def load_weights(path: Path | str, policy: Any) -> None:
             f"the weights in {path} do not fit the policy:\n  {shown}\nBuild the policy from the "
             f"checkpoint's own {CONFIG}, or load a checkpoint of this policy."
         )
-    broken = [
-        name
-        for name, x in stored.items()
-        if x.is_floating_point() and not bool(torch.isfinite(own_part(x)).all())
-    ]
+    broken = not_finite(stored)
     if broken:
         raise CheckpointError(
             f"{len(broken)} of the {len(stored)} tensors in {path} hold numbers that are not "
-            f"finite (the first: {sorted(broken)[0]}): its training diverged. Use "
+            f"finite (the first: {broken[0]}): its training diverged. Use "
             f"{last_good(path).name} beside it, or an earlier checkpoint."
         )
     load_full_state(policy, stored)

@@ -60,7 +60,7 @@ class DiskFull(UserError):
 
 
 class TrainingDiverged(UserError):
-    """Too many updates in a row had a loss that was not finite."""
+    """Too many updates in a row had a loss that was not finite, or weights are not."""
 
 
 # what contents of a wrong kind lead to

@@ -321,6 +321,16 @@ def full_state(policy: Any, ranks: Ranks | None = None) -> dict[str, Tensor]:
     return whole if ranks.is_main else {}
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of those that hold numbers which are not finite; of what is spread this rank's part
+    is looked at."""
+    return sorted(
+        name
+        for name, x in tensors.items()
+        if x.is_floating_point() and not bool(torch.isfinite(own_part(x.detach())).all())
+    )
+
+
 def load_full_state(policy: Any, state: Mapping[str, Tensor]) -> None:
     """Copy whole weights, the same on every rank, into a policy that may be spread over ranks."""
     own = policy.state_dict()

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vla_rl.errors import CheckpointError, UserError
+from vla_rl.errors import CheckpointError, TrainingDiverged, UserError
 from vla_rl.files import (
     SHARDS,
     STATE_STEM,
@@ -31,7 +31,7 @@ from vla_rl.files import (
     existing_checkpoint,
     is_spread,
 )
-from vla_rl.ranks import Ranks, spread_part
+from vla_rl.ranks import Ranks, not_finite, spread_part
 from vla_rl.shards import (
     Piece,
     Shards,
@@ -65,7 +65,8 @@ class Snapshot:
 
     def write(self, folder: Path, save: str) -> list[dict[str, Any]]:
         """This rank's files of the save ``save``; returns what `Unfinished.finish` asks for.
-        Raises `DiskFull`."""
+        Raises `DiskFull`, and `TrainingDiverged` where weights of this rank are not finite."""
+        require_finite({name: x.data for name, x in self._pieces[0].items()})
         index, size, told = self._ranks.index, self._ranks.size, []
         for (place, stem), pieces in zip(_SETS, self._pieces, strict=True):
             (folder / place).mkdir(exist_ok=True)
@@ -73,6 +74,15 @@ class Snapshot:
             tensors = {name: piece.layout.told() for name, piece in pieces.items()}
             told.append({"shard": shard, "tensors": tensors if index == 0 else {}})
         return told
+
+
+def require_finite(weights: Mapping[str, Tensor]) -> None:
+    """Raise `TrainingDiverged` where a checkpoint of ``weights`` could not be gone on from."""
+    if broken := not_finite(weights):
+        raise TrainingDiverged(
+            f"{len(broken)} of the weights are not finite (the first: {broken[0]}), so no "
+            "checkpoint is made of them. The last one is good: lower the learning rate"
+        )
 
 
 class Unfinished:

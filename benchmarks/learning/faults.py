@@ -1,250 +1,333 @@
-"""`vla-rl bench faults`: a run on a cluster of two Ray nodes, whose processes are killed at random
-all along.
+"""`vla-rl bench faults`: runs on a cluster of two Ray nodes that are struck again and again, each at
+a moment drawn from a seed.
 
-Both nodes are on this machine, each a `ray start` of its own. The kills (-9) are spread over the
-iterations, each at a moment after the run has learned since the last one; a run that is ahead of
-them waits for them (`Counted`), so that none is missed on a fast machine. Kinds of what is killed:
+A run is struck by some events, one after the other (`benchmarks.learning.strikes` has their kinds).
+It must go on to an iteration that began after the event; or end with one error, after which the
+same command goes on once what struck it is over. What it learned from is kept by the algorithm
+(`Watched`), whose state is part of each checkpoint: so the last one holds the rollout ids of the
+whole run as it counts, whatever was done twice in between. Of the synchronous runs the weights are
+compared, too, with those of one that nothing struck: with one slot an actor and one rank no batch
+depends on who does what when, so that they are equal bit for bit.
 
-    rollout     a rollout actor
-    simulator   a worker process of an actor's simulator
-    inference   an actor that acts for rollout actors (only where the config has some)
-    rank        a rank of the learner group
-    driver      the process of `vla-rl train`, which is then started again by the same command
-    node        the second Ray node with all that runs there; another one joins
-
-What was learned from is kept by the reward (`Counted`), whose state is part of each checkpoint: so
-the last one holds the rollout ids of the whole run as it counts, whatever was done twice in
-between. The same run without kills is the yardstick.
+Each run's rows are written to ``out`` as it ends; the same command goes on with the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
-import os
 import random
-import secrets
-import signal
-import socket
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.learning.runs import rl_records
-from benchmarks.measuring import say
-from vla_rl import build
+from benchmarks.learning.strikes import (
+    KINDS,
+    SURROUNDINGS,
+    Nodes,
+    Strikes,
+    end,
+    end_all_with,
+    small_disk,
+    token_environment,
+)
+from benchmarks.measuring import say, table
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.checkpoint import load_training_state
 from vla_rl.config import compose
+from vla_rl.config.algorithms import PPOConfig
 from vla_rl.errors import UserError
-from vla_rl.evaluation.statistics import difference_interval, wilson_interval
 from vla_rl.files import read_json
-from vla_rl.monitoring.machine import process_tree
 from vla_rl.monitoring.metrics import write_json
 from vla_rl.run.pipeline import run_pipeline
-from vla_rl.storage import load_state
-from vla_rl.types import Trajectory
+from vla_rl.types import RolloutBatch
 
-# What is killed → how its process calls itself.
-ACTORS = {
-    "rollout": "ray::RolloutActor",
-    "inference": "ray::InferenceActor",
-    "rank": "ray::LearnerActor",
-}
-KINDS = (*ACTORS, "simulator", "driver", "node")
 DEFAULT = (
     "run=toy",
-    "cluster=ray",
-    "cluster.mode=async",
-    "cluster.rollouts=2",
-    "cluster.learners=2",
-    "slots.workers=1",
-    "slots.slots_per_worker=8",
-    "rl.episodes_per_iteration=64",
-    "rl.iterations=50",
-    "evaluate.video_episodes=0",
+    "collect.episodes_per_task=20",
+    "sft.updates=10",
+    "sft.validation_episodes=1",
+    "rl.episodes_per_iteration=16",
+    "algorithm.type=benchmarks.learning.faults:Watched",
+    "algorithm.critic_warmup_iterations=0",
+    "wandb.mode=off",
 )
+CLUSTER = (
+    "cluster=ray",
+    "cluster.rollouts=2",
+    "cluster.reward_workers=1",
+    "cluster.hang_timeout=40",
+    "cluster.max_failures=5",
+    "slots.workers=0",
+    "phases=[rl]",
+)
+MODES = {
+    "sync": ("cluster.inference=2", "cluster.learners=1", "slots.slots_per_worker=1"),
+    "async": (
+        "cluster.mode=async",
+        "cluster.inference=1",
+        "cluster.learners=2",
+        "slots.slots_per_worker=4",
+    ),
+}
+PER_RUN = 6  # events
+SPAN = 3  # iterations: the one that is struck, one that notices what it left, one without it
+MOMENT = 2.0  # seconds at most, into an iteration, until the next event
+FROZEN = 1.5  # of hang_timeout: how long a driver stands still
+PATIENCE = 900.0  # seconds that a run gets to go on
 _POLL = 0.2  # seconds
-_MOMENT = 2.0  # seconds at most, after the run went on and before the next kill
-_PATIENCE = 900.0  # seconds that the run gets to go on
-_ATTEMPTS = 5  # to start a node
 
 
-@dataclass(frozen=True)
-class CountedConfig:
-    # a file that holds how many episodes may be scored so far; more wait. "": no bound
+@dataclass
+class WatchedConfig(PPOConfig):
+    # a file that holds how many iterations may be learned from so far; more wait. "": no bound
     gate: str = ""
+    # while this file is there, an update makes weights that are no numbers
+    poison: str = ""
 
 
-class Counted:
-    """Task success; its state is the rollout ids of what was scored, in order."""
+class Watched(PPO):
+    """PPO that keeps the rollout ids of what it learned from, in order."""
 
-    Config = CountedConfig
+    Config = WatchedConfig
 
-    def __init__(self, config: CountedConfig) -> None:
+    def __init__(self, config: WatchedConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
         self._gate = Path(config.gate) if config.gate else None
-        self._reward = build.implementation("reward", "success")(
-            build.config_class("reward", "success")()
-        )
+        self._poison = Path(config.poison) if config.poison else None
         self.ids: list[str] = []
 
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """[t] per trajectory."""
-        while self._gate and len(self.ids) >= json.loads(self._gate.read_text()):
+    def update(
+        self, batch: RolloutBatch, rewards: Tensor | Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
+        while self._gate and self.iteration >= json.loads(self._gate.read_text()):
             time.sleep(_POLL)
-        self.ids += [t.rollout_id for t in trajectories]
-        return self._reward.score(trajectories)
+        metrics = super().update(batch, rewards)
+        self.ids += [episode.rollout_id for episode in batch.episodes]
+        if self._poison and self._poison.exists():
+            with torch.no_grad():
+                next(iter(self._trunk)).fill_(torch.nan)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ids": list(self.ids)}
+        return super().state_dict() | {"ids": list(self.ids)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.ids = list(state["ids"])
 
 
 def measure(
-    overrides: Sequence[str], kills: int = 24, kinds: Sequence[str] = (), seed: int = 0
+    overrides: Sequence[str],
+    events: int = 60,
+    kinds: Sequence[str] = (),
+    modes: Sequence[str] = (*MODES,),
+    seed: int = 0,
+    out: Path = Path("outputs/bench_faults"),
 ) -> dict[str, Any]:
-    """Train with and without ``kills`` of ``kinds`` (one that is named twice is twice as frequent;
-    none: all that the run has); tells each. Raises `UserError` where a run does not go on or
-    fails."""
-    given = [*DEFAULT, *overrides, "reward.type=benchmarks.learning.faults:Counted"]
-    config = compose(given)
-    absent = {
-        kind
-        for kind, count in (
-            ("inference", config.cluster.inference),
-            ("rank", config.cluster.learners),
-            ("simulator", config.slots.workers),
-        )
-        if not count
+    """Strike runs by ``events`` of ``kinds`` (none: all that they have); tells each. Raises
+    `UserError` where there is none of a kind, and where ``out`` holds other events."""
+    words = [*DEFAULT, *CLUSTER, *overrides]
+    known = [k for k in KINDS if k != "kill:simulator" or compose(words).slots.workers]
+    kinds = list(kinds or known)
+    if absent := {*kinds} - {*known}:
+        raise UserError(f"--kinds {' '.join(sorted(absent))}: these runs have {', '.join(known)}")
+    plan = planned(kinds, modes, events, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    told = {"overrides": list(overrides), "runs": [[mode, *own] for mode, own in plan]}
+    if _kept(out / "plan.json", lambda: told) != told:
+        raise UserError(f"--out {out} holds other events than these: name another folder")
+    start = out / "start" / "checkpoints" / "sft"
+    if not start.exists():
+        own = [f"output_dir={out.absolute()}", "name=start", "phases=[collect,sft]"]
+        run_pipeline(compose([*DEFAULT, *overrides, *own]))
+    struck = functools.partial(_struck, overrides=overrides, start=start)
+    calm: dict[str, Any] = {}
+    if "sync" in modes:
+        calm = _kept(out / "calm.json", functools.partial(struck, "sync", [], seed=seed, calm={}))
+    rows: list[dict[str, Any]] = []
+    for number, (mode, own) in enumerate(plan):
+        make = functools.partial(struck, mode, own, seed=seed + number, calm=calm)
+        found = _kept(out / f"run-{number:02}.json", make)
+        rows += [{"run": number, "mode": mode} | row for row in found["events"]]
+    problems = [
+        f"run {row['run']} ({row['mode']}), {row['kind']}: {wrong(row)}"
+        for row in rows
+        if wrong(row)
+    ]
+    return {"seed": seed, "events": rows, "problems": problems}
+
+
+def planned(
+    kinds: Sequence[str], modes: Sequence[str], count: int, seed: int
+) -> list[tuple[str, list[str]]]:
+    """(mode, its events) of each run: ``count`` events in all, each kind in each mode as often as
+    the others, in an order drawn from ``seed``."""
+    pairs = [(mode, kind) for kind in kinds for mode in modes]
+    events = [pairs[i % len(pairs)] for i in range(count)]
+    random.Random(seed).shuffle(events)
+    runs = []
+    for mode in modes:
+        own = [kind for m, kind in events if m == mode]
+        runs += [(mode, own[i : i + PER_RUN]) for i in range(0, len(own), PER_RUN)]
+    return runs
+
+
+def _kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    if not file.exists():
+        write_json(file, make())
+    return read_json(file, "")
+
+
+def wrong(row: Mapping[str, Any]) -> str:
+    """What should not have come of an event; empty where nothing is."""
+    kind, outcome = row["kind"], row["outcome"]
+    found = {
+        "the run stood still": "hung" in (outcome, row["then"]),
+        "it did not end": outcome == "did not end",
+        "it ended the run": outcome == "ended" and kind not in SURROUNDINGS,
+        "no clear error": not row["clear"],
+        "the same command did not go on": row["then"] == "ended",
+        "learned from weights that are no numbers": (kind, outcome) == ("nan", "went on"),
+        f"{row['lost']} episodes lost": row["lost"],
+        f"{row['twice']} episodes twice": row["twice"],
+        "other weights than undisturbed": row["equal"] is False,
     }
-    known = [kind for kind in KINDS if kind not in absent]
-    kinds = kinds or known
-    if wrong := {*kinds} - {*known}:
-        raise UserError(f"--kinds {' '.join(sorted(wrong))}: this run has {', '.join(known)}")
-    if kills > (room := (config.rl.iterations - 2) // 2):
-        raise UserError(
-            f"--kills {kills}: rl.iterations={config.rl.iterations} has room for "
-            f"{room}, one in two iterations; give rl.iterations={2 * kills + 2} or "
-            "fewer kills"
+    return ", ".join(text for text, so in found.items() if so)
+
+
+def _struck(
+    mode: str,
+    kinds: Sequence[str],
+    overrides: Sequence[str],
+    start: Path,
+    seed: int,
+    calm: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One run from its start to its end, and the rows of its events. ``calm``: what became of
+    the one that nothing strikes."""
+    iterations = SPAN * PER_RUN + 2
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla-rl-")))
+        for part in ("run", "ray"):
+            if {"disk", "store", "spill"} & {*kinds}:
+                stack.enter_context(small_disk(place / part))
+            (place / part).mkdir(exist_ok=True)
+        words = [*DEFAULT, *CLUSTER, *MODES[mode], *overrides, f"rl.iterations={iterations}"]
+        words += [f"checkpoint={start.absolute()}", f"output_dir={place / 'run'}", "name=rl"]
+        run = _Run(words, place, random.Random(seed), stack)
+        rows = run.live(kinds, iterations)
+        told = run.accounts(iterations)
+    equal = told["weights"] == calm["weights"] if mode == "sync" and calm else None
+    return told | {"equal": equal, "events": [row | told | {"equal": equal} for row in rows]}
+
+
+class _Run:
+    """One run by the command in ``place``, and what strikes it. It ends with ``stack``."""
+
+    def __init__(
+        self, words: Sequence[str], place: Path, chance: random.Random, stack: contextlib.ExitStack
+    ) -> None:
+        self._place, self._random, self._stack = place, chance, stack
+        self._folder, self._log = place / "run" / "rl", place / "log"
+        self._gate, poison = place / "gate", place / "poison"
+        self._environment = token_environment()
+        stack.callback(end_all_with, self._environment["RAY_AUTH_TOKEN"])
+        nodes = Nodes(self._environment, stack, place / "ray")
+        self._words = [*words, f"cluster.address={nodes.address}"]
+        self._words += [f"algorithm.gate={self._gate}", f"algorithm.poison={poison}"]
+        limit = compose(self._words).cluster.hang_timeout  # type: ignore[union-attr]
+        self._strikes = Strikes(
+            nodes, self._environment, lambda: self._driver, place, poison, FROZEN * limit
         )
-    expected = config.rl.iterations * config.rl.episodes_per_iteration
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="vla-rl-faults-") as name:
-        own = [f"output_dir={name}", "wandb.mode=off"]
-        start = run_pipeline(compose([*given, *own, "name=start", "phases=[collect,sft]"]))
-        own += ["phases=[rl,eval_rl]", f"checkpoint={start / 'checkpoints' / 'sft'}"]
-        for side, count in (("killed", kills), ("calm", 0)):
-            order = _order(kinds, count, seed)
-            started = time.perf_counter()
-            soak = _Soak([*given, *own, f"name={side}"], Path(name) / side, random.Random(seed))
-            done = soak.run(order, config.rl.iterations, config.rl.episodes_per_iteration)
-            found[side] = (
-                done
-                | {"seconds": time.perf_counter() - started}
-                | _accounts(Path(name) / side, expected)
-            )
-    a, b = found["killed"], found["calm"]
-    difference = difference_interval(a["successes"], a["episodes"], b["successes"], b["episodes"])
-    return {"overrides": given, **found, "difference": difference}
 
+    def live(self, kinds: Sequence[str], iterations: int) -> list[dict[str, Any]]:
+        """From the start to the end; the rows of the events, until one that the run does not
+        survive."""
+        rows: list[dict[str, Any]] = []
+        self._allow(1)
+        self._begin()
+        if (began := self._until(1)) != "went on":
+            raise UserError(f"the run {began} before anything struck it: {self._tail(0)}")
+        for kind in kinds:
+            rows.append(self._event(kind))
+            say(json.dumps(rows[-1]))
+            if "hung" in (rows[-1]["outcome"], rows[-1]["then"]) or rows[-1]["then"] == "ended":
+                return rows
+        self._allow(iterations)
+        if self._until(iterations + 1) != "ended" or self._driver.returncode:
+            rows.append(self._row("the end", "", "did not end", self._log.stat().st_size))
+        return rows
 
-def _order(kinds: Sequence[str], count: int, seed: int) -> list[str]:
-    """``count`` of ``kinds``, each as often as the others, shuffled."""
-    order = [kinds[i % len(kinds)] for i in range(count)]
-    random.Random(seed).shuffle(order)
-    return order
+    def _event(self, kind: str) -> dict[str, Any]:
+        """Strike, and see what becomes of it: "went on", "ended" with an error, "killed" (the
+        driver), or "hung"; ``then``: what the same command did, where the run had ended."""
+        before, moment = self._steps(), self._random.uniform(0, MOMENT)
+        self._allow(before + SPAN)
+        time.sleep(moment)
+        mark, started = self._log.stat().st_size, time.monotonic()
+        struck, undo = self._strikes.strike(kind, self._random.choice)
+        outcome, then = self._until(before + SPAN), ""
+        took = time.monotonic() - started
+        row = self._row(kind, struck, "killed" if kind == "kill:driver" else outcome, mark)
+        undo()
+        if outcome == "ended":
+            self._begin()
+            then = self._until(before + SPAN)
+        if "hung" in (outcome, then):
+            end(self._driver)
+        when = {"iteration": before, "moment_s": round(moment, 2), "seconds": round(took, 1)}
+        return row | when | {"then": then, "said": self._said(mark)}
 
+    def _row(self, kind: str, struck: str, outcome: str, mark: int) -> dict[str, Any]:
+        error = self._tail(mark) if outcome == "ended" else ""
+        clear = outcome != "ended" or (self._driver.returncode == 2 and _is_one_error(error))
+        told = {"kind": kind, "struck": struck, "outcome": outcome, "then": ""}
+        return told | {"error": error, "clear": clear}
 
-def _accounts(folder: Path, expected: int) -> dict[str, Any]:
-    """What came of a run: episodes that count, of these lost and there twice; held-out success;
-    restarts."""
-    ids = Counter(load_state(folder / "checkpoints" / "rl" / "training_state")["reward"]["ids"])
-    rows = rl_records(folder)
-    result = read_json(folder / "eval_rl.json", "")["total"]
-    restarts = {
-        name: sum(row.get(f"cluster/{key}", 0.0) for row in rows)
-        for name, key in (("actors", "restarts"), ("ranks", "learner_restarts"))
-    }
-    return {
-        "learned_from": len(ids),
-        "lost": expected - len(ids),
-        "twice": sum(count - 1 for count in ids.values()),
-        "iterations": [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows),
-        "successes": result["successes"],
-        "episodes": result["episodes"],
-        "restarts": restarts,
-    }
-
-
-class _Soak:
-    """One run by the command, and who kills its processes."""
-
-    def __init__(self, words: Sequence[str], folder: Path, chance: random.Random) -> None:
-        self._gate = folder.with_suffix(".gate")
-        self._words, self._folder, self._random = (
-            [*words, f"reward.gate={self._gate}"],
-            folder,
-            chance,
-        )
-        self._kills: list[dict[str, Any]] = []
-
-    def run(self, order: Sequence[str], iterations: int, episodes: int) -> dict[str, Any]:
-        """Kill ``order`` over ``iterations`` of ``episodes`` each."""
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+    def accounts(self, iterations: int) -> dict[str, Any]:
+        """What came of the run: episodes lost and learned from twice, restarts, and a hash of its
+        weights."""
+        folder = self._folder / "checkpoints" / "rl"
+        ids = Counter(load_training_state(folder)["algorithm"]["ids"])
+        expected = iterations * compose(self._words).rl.episodes_per_iteration
+        rows = rl_records(self._folder)
+        digest = hashlib.sha256()
+        for file in sorted(folder.glob("model*.safetensors")):
+            digest.update(file.read_bytes())
+        return {
+            "episodes": expected,
+            "lost": expected - len(ids),
+            "twice": sum(count - 1 for count in ids.values()),
+            "weights": digest.hexdigest(),
+            "restarts": sum(int(row.get("cluster/restarts", 0)) for row in rows),
+            "rank_restarts": sum(int(row.get("cluster/learner_restarts", 0)) for row in rows),
         }
-        environment |= {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        with contextlib.ExitStack() as stack:
-            self._nodes = Nodes(environment, stack)
-            driver = self._driver = self._begin(environment, stack)
-            for i, kind in enumerate(order):
-                due = 1 + i * (iterations - 2) // len(order)
-                self._allow((due + 1) * episodes)
-                steps = self._await_step(due)
-                if driver.poll() is not None:
-                    break  # it failed
-                time.sleep(self._random.uniform(0, _MOMENT))
-                self._kill(kind, f"{i + 1}/{len(order)}, after iteration {steps}")
-                if kind == "driver":
-                    driver.wait()
-                    driver = self._driver = self._begin(environment, stack)
-            self._allow(iterations * episodes)
-            if driver.wait():
-                raise UserError(f"the run ended with exit code {driver.returncode}: {self._tail()}")
-        return {"kills": self._kills, "counts": dict(Counter(kill["kind"] for kill in self._kills))}
 
-    def _allow(self, episodes: int) -> None:
-        write_json(self._gate, episodes)
+    # ------------------------------------------------------------------------------------ the driver
+    def _begin(self) -> None:
+        """The run's command, for the first time or once more."""
+        log = self._stack.enter_context(self._log.open("a"))
+        command = [sys.executable, "-m", "vla_rl", "train", *self._words]
+        self._driver = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        self._stack.callback(end, self._driver)
 
-    def _begin(
-        self, environment: Mapping[str, str], stack: contextlib.ExitStack
-    ) -> subprocess.Popen:
-        self._folder.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "vla_rl", "train"]
-        log = stack.enter_context(self._log.open("a"))
-        words = [*self._words, f"cluster.address={self._nodes.address}"]
-        driver = subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
-        stack.callback(_end, driver)
-        return driver
-
-    @property
-    def _log(self) -> Path:
-        return self._folder.with_suffix(".log")
-
-    def _tail(self) -> str:
-        return "\n".join(self._log.read_text().splitlines()[-20:])
+    def _allow(self, iterations: int) -> None:
+        write_json(self._gate, iterations)
 
     def _steps(self) -> int:
         """Iterations that are in the metrics; a run that goes on from a checkpoint may have
@@ -255,139 +338,44 @@ class _Soak:
             return 0
         return int(rows[-1]["step"]) if rows else 0
 
-    def _await_step(self, step: int) -> int:
-        deadline = time.monotonic() + _PATIENCE
-        while self._steps() < step and self._driver.poll() is None:
+    def _until(self, step: int) -> str:
+        """Wait for this iteration: "went on", "ended", or "hung"."""
+        deadline = time.monotonic() + PATIENCE
+        while self._driver.poll() is None:
+            if self._steps() >= step:
+                return "went on"
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"the run did not get to iteration {step} within {_PATIENCE:g} s: "
-                    f"{self._tail()}"
-                )
+                return "hung"
             time.sleep(_POLL)
-        return self._steps()
+        return "ended"
 
-    def _kill(self, kind: str, when: str) -> None:
-        """Kill one process of this kind, as soon as there is one."""
-        deadline = time.monotonic() + _PATIENCE
-        while not (found := self._candidates(kind)):
-            if time.monotonic() > deadline or self._driver.poll() is not None:
-                return
-            time.sleep(_POLL)
-        if kind == "node":
-            self._nodes.lose_second()
-        else:
-            os.kill(self._random.choice(found), signal.SIGKILL)
-        self._kills.append({"kind": kind, "when": when})
-        say(f"kill {when}: {kind}")
+    def _tail(self, mark: int) -> str:
+        """What the driver wrote since ``mark`` from its error on, or its last lines."""
+        text = self._log.read_bytes()[mark:].decode(errors="replace")
+        at = [m.start() for m in re.finditer("^(error:|Traceback )", text, re.MULTILINE)]
+        return text[at[0] :].strip()[-1500:] if at else "\n".join(text.splitlines()[-10:])
 
-    def _candidates(self, kind: str) -> list[int]:
-        if kind == "driver":
-            return [self._driver.pid]
-        if kind == "node":
-            return [self._nodes.second.pid]
-        below = {pid: _command(pid) for node in self._nodes.pids for pid in _below(node)}
-        actors = [
-            pid
-            for pid, words in below.items()
-            if words.startswith(ACTORS.get(kind, ACTORS["rollout"]))
-        ]
-        if kind in ACTORS:
-            return actors
-        return [
-            pid for actor in actors for pid in _below(actor) if "spawn_main" in below.get(pid, "")
-        ]
+    def _said(self, mark: int) -> list[str]:
+        """The lines about what was lost."""
+        text = self._log.read_bytes()[mark:].decode(errors="replace")
+        return [line.strip()[:300] for line in text.splitlines() if " is lost " in line]
 
 
-class Nodes:
-    """Two nodes of Ray on this machine. They end with ``stack``."""
-
-    def __init__(self, environment: Mapping[str, str], stack: contextlib.ExitStack) -> None:
-        # as urgent as the driver
-        self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
-        self._head = self._start("--head", f"--port={port}", "--include-dashboard=false")
-        self.second = self._start(f"--address={self.address}")
-
-    @property
-    def pids(self) -> list[int]:
-        return [self._head.pid, self.second.pid]
-
-    def lose_second(self) -> None:
-        """All processes of the second node are gone at once; another node takes its place."""
-        _end(self.second)
-        self.second = self._start(f"--address={self.address}")
-
-    def _start(self, *words: str) -> subprocess.Popen:
-        """A node that is up. Ray gives up on one that takes half a minute, which a busy machine
-        may need: then once more."""
-        command = [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--num-cpus=1",
-            "--disable-usage-stats",
-            f"--object-store-memory={128 << 20}",
-            *words,
-        ]
-        for _ in range(_ATTEMPTS):
-            log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - the stack closes it
-            self._stack.callback(log.close)
-            node = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-            self._stack.callback(_end, node)
-            while node.poll() is None:
-                log.seek(0)
-                if "Ray runtime started" in log.read():
-                    return node
-                time.sleep(0.5)
-        log.seek(0)
-        raise UserError(
-            f"'{' '.join(command[3:])}' did not start a node of Ray here:\n{log.read()}"
-        )
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Kill a process and all below it."""
-    if process.poll() is None:
-        for pid in [*_below(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
-def _below(pid: int) -> list[int]:
-    return process_tree(pid)[1:]
-
-
-def _command(pid: int) -> str:
-    try:
-        return (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
-    except OSError:
-        return ""
+def _is_one_error(text: str) -> bool:
+    return text.startswith("error: ") and "Traceback" not in text
 
 
 def text(document: Mapping[str, Any]) -> str:
-    lines = []
-    for side in ("calm", "killed"):
-        d = document[side]
-        low, high = wilson_interval(d["successes"], d["episodes"])
+    rows = document["events"]
+    lines = [("event", "times", "went on", "ended", "median s", "problems")]
+    for kind in sorted({row["kind"] for row in rows}):
+        own = [row for row in rows if row["kind"] == kind]
+        ends = Counter(row["outcome"] for row in own)
+        seconds = statistics.median(row.get("seconds", 0.0) for row in own)
+        counts = (len(own), ends["went on"], len(own) - ends["went on"])
         lines.append(
-            f"{side:<6}  {sum(d['counts'].values()):>3} kills  {d['learned_from']} episodes "
-            f"learned from, {d['lost']} lost, {d['twice']} twice; restarts: "
-            f"{json.dumps(d['restarts'])}; held-out success {d['successes'] / d['episodes']:.0%} "
-            f"({low:.0%} to {high:.0%}); {d['seconds']:.0f} s"
+            (kind, *map(str, counts), f"{seconds:.0f}", str(sum(bool(wrong(row)) for row in own)))
         )
-    counts = ", ".join(
-        f"{count} {kind}" for kind, count in sorted(document["killed"]["counts"].items())
-    )
-    low, high = document["difference"]
-    lines.append(
-        f"killed: {counts}. Success with kills less that without: {low:+.0%} to {high:+.0%} (95 %)"
-    )
-    return "\n".join(lines)
+    equal = [row["equal"] for row in rows if row["equal"] is not None]
+    said = f"{len(rows)} events; of {len(equal)} in synchronous runs {sum(equal)} with the weights "
+    return "\n".join([table(lines), said + "of an undisturbed run", *document["problems"]])

@@ -26,7 +26,7 @@ from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.payload import Payload, light_trajectories
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
-from vla_rl.cluster.session import log_tail, put, store_full
+from vla_rl.cluster.session import cause_of, log_tail, put
 from vla_rl.cluster.worker_context import require_same_code
 from vla_rl.config.cluster import RayConfig
 from vla_rl.data.codec import trajectory_state
@@ -338,12 +338,7 @@ class RolloutGroup:
         try:
             said = self._ray.get(worker.waited)
         except Exception as error:
-            cause = _cause(self._ray, error)
-            if isinstance(
-                cause,
-                (self._ray.exceptions.ObjectStoreFullError, self._ray.exceptions.OutOfDiskError),
-            ):
-                raise store_full(cause) from None
+            cause_of(self._ray, error)
             with self._changed:
                 self._replace(worker, f"{type(error).__name__}: {first_line(error)}")
             return
@@ -369,7 +364,7 @@ class RolloutGroup:
         try:
             self._ray.get(reference)
         except Exception as error:
-            cause = _cause(self._ray, error)
+            cause = cause_of(self._ray, error)
             with self._changed:
                 self._replace(
                     worker,
@@ -494,14 +489,6 @@ def _given_up(ray: Any, worker: _Worker, pid: int, why: str) -> UserError:
         f"(cluster.max_failures={worker.failures}), without an episode in between. The last time: "
         f"{why}" + (f"\nWhat it wrote at last:\n  {tail}" if tail else "")
     )
-
-
-def _cause(ray: Any, error: Exception) -> Exception:
-    """What went wrong inside an actor, or with it. Raises it where it is a `UserError`."""
-    cause: Exception = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-    if isinstance(cause, UserError):
-        raise cause from None
-    return cause
 
 
 def _started(seats: Allocation, job: Job, number: int, servers: Servers | None = None) -> _Worker:

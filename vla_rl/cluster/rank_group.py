@@ -18,7 +18,7 @@ from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed
 from vla_rl.cluster.rank_actor import RankActor, RankJob
-from vla_rl.cluster.session import alive_nodes, log_tail, put
+from vla_rl.cluster.session import alive_nodes, cause_of, log_tail, put
 from vla_rl.cluster.worker_context import WorkerContext, require_same_code
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.learning.episode_queue import learned_weights
@@ -277,15 +277,14 @@ class RankGroup:
             index = open_calls[ready[0]]
             try:
                 answers[index] = self._ray.get(ready[0])
-            except self._ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, UserError):
-                    raise error.cause from None
+            except self._ray.exceptions.RayError as error:
+                cause = cause_of(self._ray, error)
+                if cause is error:
+                    raise RankLost(index, f"{type(error).__name__}: {first_line(error)}") from None
                 dead = self._dead()  # a rank that waited for one that died says so first
                 raise RankLost(
-                    index if dead is None else dead, f"{type(error.cause).__name__}: {error.cause}"
+                    index if dead is None else dead, f"{type(cause).__name__}: {cause}"
                 ) from None
-            except self._ray.exceptions.RayError as error:
-                raise RankLost(index, f"{type(error).__name__}: {first_line(error)}") from None
         return [answers[i] for i in range(len(calls))]
 
     def _dead(self) -> int | None:

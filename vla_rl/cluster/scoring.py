@@ -122,12 +122,16 @@ class RemoteReward(RewardModel):
                 self._calls[trajectory.rollout_id] = self._asked(given)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """As `RewardModel.score`."""
+        """As `RewardModel.score`. Raises `EpisodesLost`."""
         for trajectory in trajectories:
             self.prepare(trajectory)
-        answers = [self._answer(t.rollout_id, self._calls[t.rollout_id]) for t in trajectories]
-        for trajectory in trajectories:
-            self._calls.pop(trajectory.rollout_id, None)
+        found = {t.rollout_id: self._answer(self._calls[t.rollout_id]) for t in trajectories}
+        lost = [name for name, answer in found.items() if answer is None]
+        for name in lost or found:  # (what is lost is asked for anew, where it lies then)
+            self._calls.pop(name, None)
+        if lost:
+            raise EpisodesLost(lost)
+        answers = [answer for answer in found.values() if answer is not None]
         self._metrics = mean_figures([answer["metrics"] for answer in answers]) if answers else {}
         self._metrics["cluster/reward_busy_seconds"] = sum(a["seconds"] for a in answers) / len(
             self._workers
@@ -139,7 +143,8 @@ class RemoteReward(RewardModel):
         mean of the workers."""
         return self._metrics
 
-    def _answer(self, rollout_id: str, call: _Call) -> dict[str, Any]:
+    def _answer(self, call: _Call) -> dict[str, Any] | None:
+        """What a worker said of an episode; None where the episode is lost."""
         while True:
             try:
                 answer = unpacked(
@@ -149,7 +154,7 @@ class RemoteReward(RewardModel):
                 return answer
             except self._ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, self._ray.exceptions.ObjectLostError):
-                    raise EpisodesLost([rollout_id]) from None
+                    return None
                 raise
             except (
                 self._ray.exceptions.RayActorError,

@@ -168,16 +168,25 @@ def put(ray: Any, data: Any) -> Any:
     """A reference to ``data``. Raises `UserError` where the store has no room."""
     try:
         return ray.put(data)
-    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-        raise store_full(error) from error
+    except ray.exceptions.RayError as error:
+        cause_of(ray, error)
+        raise
 
 
-def store_full(error: BaseException) -> UserError:
-    return UserError(
-        f"Ray's object store is full, and so is the disk that it spills to ({first_line(error)}): "
-        "make room under RAY_TMPDIR (/tmp), raise cluster.object_store_mib, or have fewer episodes "
-        "under way (rl.episodes_per_iteration, cluster.max_staleness)"
-    )
+def cause_of(ray: Any, error: Exception) -> Exception:
+    """What went wrong inside an actor, or with it. Raises it where it is a `UserError`, and one
+    where Ray's store has no room."""
+    cause: Exception = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    if isinstance(cause, UserError):
+        raise cause from None
+    if isinstance(cause, (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)):
+        raise UserError(
+            "Ray's object store is full, and so is the disk that it spills to "
+            f"({type(cause).__name__}): make room under RAY_TMPDIR (/tmp), raise "
+            "cluster.object_store_mib, or have fewer episodes under way (rl.episodes_per_iteration, "
+            "cluster.max_staleness)"
+        ) from None
+    return cause
 
 
 def dashboard(ray: Any) -> str:

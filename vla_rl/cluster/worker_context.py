@@ -20,6 +20,7 @@ import torch
 from vla_rl import config as configs
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.learner_main import Described
+from vla_rl.cluster.session import cause_of
 from vla_rl.config import RunConfig
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Env
@@ -70,12 +71,13 @@ class WorkerContext:
 
 
 def heard(ray: Any, call: Any, timeout: float | None = None) -> Any:
-    """What a call of an actor returns. Raises a `UserError` of the actor as what it is, all else
-    as Ray does."""
+    """What a call of an actor returns. Raises `UserError`s as `session.cause_of`, all else as Ray
+    does."""
     try:
         return ray.get(call, timeout=timeout)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, UserError) else error) from None
+    except ray.exceptions.RayError as error:
+        cause_of(ray, error)
+        raise error from None
 
 
 def hello() -> dict[str, Any]:
