@@ -225,6 +225,11 @@ KINDS: dict[str, Kind] = {
                 "default": ["parts", "whole"],
                 "help": "cluster.checkpoints, one after the other",
             },
+            "--dtype": {
+                "choices": ("float32", "bfloat16"),
+                "default": "float32",
+                "help": "of weights and moments",
+            },
         },
     ),
     "faults": Kind(

@@ -3,9 +3,9 @@ gloo, actors of Ray): memory of the driver and of a rank, seconds until rollouts
 it is on the disk; and what a recovery from it costs.
 
 Two ways of runs with ``cluster.learners``, each by the product's own code on the same random model:
-"parts" (`vla_rl.spread`) and "whole" (``cluster.checkpoints``). A model's decision is timed beside
-it: 256 tokens through all its layers on one thread. The machine is one, so files are read back from
-its page cache.
+"parts" (`vla_rl.spread`) and "whole" (``cluster.checkpoints``). A model's decision is timed before
+and after it: 256 tokens through all its layers on one thread. The machine is one, so files are read
+back from its page cache.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import table, timed
 from benchmarks.policy.inputs import bench_embodiment
-from vla_rl.algorithms.optim import load_optimizer_state, make_adamw, optimizer_state
+from vla_rl.algorithms.optim import load_optimizer_state, optimizer_state
 from vla_rl.checkpoint import save_checkpoint
 from vla_rl.cluster.learner import GroupLearner
 from vla_rl.cluster.packing import packed, packed_weights, unpacked, unpacked_weights
 from vla_rl.cluster.rank_actor import RankActor
 from vla_rl.cluster.rank_group import GROUPS
 from vla_rl.config.cluster import RayConfig
+from vla_rl.devices import free_memory_bytes
+from vla_rl.errors import UserError
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.ranks import Ranks, shard
 
@@ -44,15 +46,20 @@ _LIMIT = 600.0
 
 
 class Model(nn.Module):
-    """Random float32 weights, in blocks as of a transformer's feed-forward part."""
+    """Random weights, in blocks as of a transformer's feed-forward part."""
 
     policy_type, embodiment = "random", bench_embodiment()
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, dtype: str = "float32", device: str = "cpu") -> None:
         super().__init__()
         torch.manual_seed(0)
+        own: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH))
+            nn.Sequential(
+                nn.Linear(_WIDTH, 4 * _WIDTH, **own),
+                nn.GELU(),
+                nn.Linear(4 * _WIDTH, _WIDTH, **own),
+            )
             for _ in range(blocks)
         )
 
@@ -72,10 +79,10 @@ class Model(nn.Module):
 
 
 class _Adam:
-    """What learns, reduced to its state."""
+    """What learns, reduced to its state: moments of the weights' own dtype."""
 
     def __init__(self, policy: nn.Module) -> None:
-        self.optimizer = make_adamw([(policy.parameters(), 1e-4)], (0.9, 0.95), 0.01)
+        self.optimizer = torch.optim.AdamW(policy.parameters(), 1e-4, (0.9, 0.95))
 
     def step(self) -> None:
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
@@ -93,9 +100,9 @@ class _Adam:
 class Rank(RankActor):
     """A learner rank whose updates are not measured."""
 
-    def __init__(self, index: int, size: int, blocks: int) -> None:
+    def __init__(self, index: int, size: int, blocks: int, dtype: str) -> None:
         torch.set_num_threads(1)
-        self._index, self._size, self._number = index, size, blocks
+        self._index, self._size, self._model = index, size, (blocks, dtype)
 
     def open(self, address: str) -> None:
         limit = timedelta(seconds=_LIMIT)
@@ -112,7 +119,7 @@ class Rank(RankActor):
         return _peak()
 
     def _build(self, run: Any) -> None:
-        self._policy = shard(Model(self._number), self._ranks)
+        self._policy = shard(Model(*self._model), self._ranks)
         self._learner = _Adam(self._policy)
         self._learner.step()
 
@@ -142,14 +149,14 @@ class Group(GroupLearner):
 class Driver:
     """The process that leads a run; ``way``: of ``cluster.checkpoints``."""
 
-    def __init__(self, way: str, ranks: int, blocks: int, folder: str) -> None:
+    def __init__(self, way: str, ranks: int, blocks: int, dtype: str, folder: str) -> None:
         import ray
 
         torch.set_num_threads(1)
-        self._policy, self._folder = Model(blocks), Path(folder)
+        self._policy, self._folder = Model(blocks, dtype), Path(folder)
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": GROUPS}
         one: Any = ray.remote(**options)(Rank)
-        self._actors = [one.remote(i, ranks, blocks) for i in range(ranks)]
+        self._actors = [one.remote(i, ranks, blocks, dtype) for i in range(ranks)]
         config = RayConfig(learners=ranks, checkpoints=way, hang_timeout=_LIMIT)
         self._group = Group(ray, self._actors, self._policy, config)
         self._group.opened()
@@ -157,7 +164,8 @@ class Driver:
 
     def decision(self) -> float:
         """Seconds that the model takes for one (the fastest of three)."""
-        x, seconds = torch.randn(_TOKENS, _WIDTH), []
+        dtype, seconds = next(self._policy.parameters()).dtype, []
+        x = torch.randn(_TOKENS, _WIDTH, dtype=dtype)
         with torch.no_grad():
             for _ in range(3):
                 started = time.perf_counter()
@@ -217,31 +225,48 @@ def _status(name: str) -> float:
     return int(found[1]) * 1024 / GB if found else 0.0
 
 
-def measure(millions: int, ranks: int, ways: list[str]) -> dict[str, Any]:
-    """Each way once, on a model of so many million parameters."""
+def measure(millions: int, ranks: int, ways: list[str], dtype: str) -> dict[str, Any]:
+    """Each way once, on a model of so many million parameters. Raises `UserError` where that does
+    not fit into this machine's memory."""
     from vla_rl.cluster.session import ray_session
 
     blocks = max(1, round(millions * 1e6 / (8 * _WIDTH**2 + 5 * _WIDTH)))
-    parameters = sum(p.numel() for p in Model(blocks).parameters())
+    parameters = sum(p.numel() for p in Model(blocks, dtype, "meta").parameters())
+    _require_memory(parameters * getattr(torch, dtype).itemsize, ways)
     rows: list[dict[str, Any]] = []
-    store = int(16 * parameters) >> 20  # "whole" puts weights and moments there
+    # "whole" puts weights and moments there
+    store = int(16 * parameters) >> 20 if "whole" in ways else 0
     with ray_session(RayConfig(object_store_mib=max(256, store))) as ray:
         for way in ways:
             folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
             try:
                 driver = ray.remote(num_cpus=0)(Driver).remote(
-                    way, ranks, blocks, str(folder / "rl")
+                    way, ranks, blocks, dtype, str(folder / "rl")
                 )
-                decision = ray.get(driver.decision.remote())
-                save, recovery = (ray.get(getattr(driver, x).remote()) for x in ("save", "recover"))
+                before = ray.get(driver.decision.remote())
+                save = ray.get(driver.save.remote())
+                decision = {"decision_s": [before, ray.get(driver.decision.remote())]}
+                recovery = ray.get(driver.recover.remote())
                 size = sum(f.stat().st_size for f in (folder / "rl").rglob("*") if f.is_file())
-                row = {"way": way, "decision_s": decision, "bytes": size, "save": save}
+                row = {"way": way, **decision, "bytes": size, "save": save}
                 rows.append(row | {"recovery": recovery})
                 ray.get(driver.close.remote())
                 ray.kill(driver)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-    return {"parameters": parameters, "ranks": ranks, "rows": rows, "publish": _publish()}
+    told = {"parameters": parameters, "dtype": dtype, "ranks": ranks}
+    return {**told, "rows": rows, "publish": _publish()}
+
+
+def _require_memory(weights: int, ways: list[str]) -> None:
+    """Raise `UserError` unless there is room for the driver's weights, the ranks' with two moments,
+    and a copy of these; where the driver writes, for three more."""
+    needed = weights * (1 + 3 + 3 * (4 if "whole" in ways else 1)) + 2 * 10**9
+    if 0 < (free := free_memory_bytes()) < needed:
+        raise UserError(
+            f"this takes {needed / GB:.1f} GB of memory, and {free / GB:.1f} GB are free: fewer "
+            "--millions, --dtype bfloat16, or --ways parts"
+        )
 
 
 def _publish() -> dict[str, float]:
@@ -275,12 +300,12 @@ def text(document: dict[str, Any]) -> str:
             f"{r['recovery']['recovered_s']:.2f}",
             f"{r['recovery']['driver_gb']:.2f}",
             f"{r['recovery']['rank_gb']:.2f}",
-            f"{r['decision_s']:.2f}",
+            " ".join(f"{x:.2f}" for x in r["decision_s"]),
         )
         for r in document["rows"]
     ]
     return (
-        f"{document['parameters'] / 1e9:.3f} B float32 parameters with Adam on {document['ranks']} "
+        f"{document['parameters'] / 1e9:.3f} B {document['dtype']} parameters with Adam on {document['ranks']} "
         f"ranks; memory above what each process has anyway\n{table([head, *rows])}\n"
         "weights to the actors, CPU s per GB: "
         + ", ".join(f"{name} {seconds:.2f}" for name, seconds in document["publish"].items())

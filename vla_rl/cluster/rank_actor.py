@@ -46,6 +46,7 @@ class RankActor(ABC):
 
     _policy: Any
     _learner: Any  # with the state_dict of a local run's
+    _kept: Snapshot | None = None  # that is to be written
 
     def __init__(self, job: RankJob) -> None:
         self._job = job
@@ -101,13 +102,16 @@ class RankActor(ABC):
     def snapshot(self) -> str | None:
         """Keep a copy of what this rank has of weights and state, until `write` or the next one;
         the main one tells how the state is built, as JSON."""
-        self._snapshot = Snapshot(self._policy, self._parts(), self._ranks)
-        return json.dumps(self._snapshot.structure) if self._ranks.is_main else None
+        self._kept = None  # (a copy at a time)
+        self._kept = Snapshot(self._policy, self._parts(), self._ranks)
+        return json.dumps(self._kept.structure) if self._ranks.is_main else None
 
     def write(self, folder: str, save: str) -> list[dict[str, Any]]:
         """Write the last `snapshot` as a part of a checkpoint (`Unfinished.finish` takes what is
         returned), from a thread of its own: an update may go on meanwhile."""
-        return self._snapshot.write(Path(folder), save)
+        kept, self._kept = self._kept, None
+        assert kept is not None
+        return kept.write(Path(folder), save)
 
     def sees(self, file: str) -> bool:
         """Whether a file of the driver's is here as well, and its folder can be written."""
