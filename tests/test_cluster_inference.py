@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from safetensors.torch import load_file
 from test_cluster import TOY, alive, assert_same_episodes, figures, gathered, specs, start  # noqa: F401 - a fixture
 
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
+from vla_rl.cluster import pulse
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.collector import job_of
-from vla_rl.cluster.group import RolloutGroup
-from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers
+from vla_rl.cluster.group import RolloutGroup, _Worker
+from vla_rl.cluster.inference import InferenceActor, RemotePolicy, ServerJob, Servers, _Server
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.session import nodes_of
 from vla_rl.config import compose
@@ -168,6 +170,67 @@ def test_a_server_that_is_lost_before_it_has_said_anything_is_replaced_all_the_s
     )
     threading.Timer(0.2, remote.serve_by, [reached(actor)]).start()
     assert remote.open().chunk_length == policy.chunk_length
+
+
+@pytest.mark.parametrize(
+    "answered, server, replaced",
+    [
+        (1.0, 1.0, ["server 0", "actor"]),  # both live, and nothing is decided
+        (1.0, 35.0, []),  # the server stands still: `Servers.look` replaces it
+        (39.0, 1.0, ["actor"]),
+    ],
+)
+def test_of_two_that_decide_nothing_the_one_without_a_sign_of_life_goes(answered, server, replaced):
+    """Of rollout actor 0 no decision came for 40 s; it answered, and its server gave a sign of
+    life, so many seconds ago."""
+    found: list[str] = []
+    group = object.__new__(RolloutGroup)
+    group._config = SimpleNamespace(hang_timeout=40.0)
+    group._servers = SimpleNamespace(
+        silence=lambda number: server, replace=lambda i, *_: found.append(f"server {i}")
+    )
+    group._workers, group._replace = [], lambda worker, why: found.append("actor")
+    group._see_to(_Worker(0, None, None, heard=100.0 - answered), "did nothing", 100.0)
+    assert found == replaced
+
+
+def test_a_server_that_stands_still_is_replaced_and_its_actors_alone_hear_of_it(monkeypatch):
+    """Of two servers the first gives signs of life for 10 s, the other all the time; of three actors
+    the first and the third ask the first."""
+    clock, lively = [0.0], {0: True, 1: True}
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    started: list[Any] = []
+
+    class Made(Servers):
+        def _started(self, place):
+            call = SimpleNamespace(remote=lambda *_: ("beat", place))
+            handle = SimpleNamespace(beat=SimpleNamespace(options=lambda **_: call), place=place)
+            started.append(place)
+            return _Server(handle, ("watch", place))
+
+    def wait(references, num_returns=1, timeout=0):
+        return [r for r in references if r[0] == "beat" and lively[r[1]]], []
+
+    ray = SimpleNamespace(wait=wait, kill=lambda handle: None)
+    config = SimpleNamespace(inference=2, hang_timeout=40.0, start_timeout=300.0, max_failures=3)
+    servers = Made(SimpleNamespace(ray=ray, config=config), None, print)
+    heard: list[int] = []
+
+    def client(number):
+        told = SimpleNamespace(remote=lambda handle: heard.append(number))
+        handle = SimpleNamespace(serve_by=SimpleNamespace(options=lambda **_: told))
+        return _Worker(number, handle, None, alive=0.0)
+
+    clients = [client(number) for number in range(3)]
+    for second in range(0, 55, 5):
+        clock[0], lively[0] = float(second), second <= 10
+        assert servers.look(clients) == 0
+    clock[0] = 55.0
+    assert servers.look(clients) == 1 and started == [0, 1, 0] and heard == [0, 2]
+    assert "gave no sign of life for 40 s (cluster.hang_timeout)" in servers.losses[0]
+    assert clients[0].alive > 0 == clients[1].alive
+    lively[0], clock[0] = False, 200.0  # the new one has longer to start
+    assert servers.look(clients) == 0
 
 
 def test_no_more_act_than_have_episodes():

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from test_cluster import TOY, start  # noqa: F401 - a fixture
 
 from vla_rl.checks.options import check_run
+from vla_rl.cluster import pulse
 from vla_rl.cluster.learner import GroupLearner
 from vla_rl.cluster.rank_group import RankLost
 from vla_rl.cluster.session import alive_nodes
@@ -142,11 +143,9 @@ def learner_of_ranks(ray, *ranks, most: int = 3) -> GroupLearner:
     "ranks", [[("silent", "silent")], [("silent", "answers"), ("silent", "silent")]]
 )
 def test_a_rank_that_stands_still_is_noticed_in_an_update_of_any_length(monkeypatch, ranks):
-    """One alone has no peers that would give up on it. Time is played: 2 s for each look."""
+    """One alone has no peers that would give up on it. Time is played: 2 s each time that it is asked for."""
     clock = itertools.count(0.0, 2.0)
-    monkeypatch.setattr(
-        "vla_rl.cluster.rank_group.time", SimpleNamespace(monotonic=lambda: next(clock))
-    )
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     learner = learner_of_ranks(FakeRay("a"), *(rank(*does) for does in ranks))
     with pytest.raises(
         RankLost, match=r"gave no sign of life for 30 s \(cluster.hang_timeout\) in update"

@@ -54,6 +54,7 @@ class _Worker:
     decisions: int = -1
     running: float = 0.0  # seconds in which it had episodes
     alive: float = field(default_factory=time.monotonic)  # when it was last seen to do something
+    heard: float = field(default_factory=time.monotonic)  # when it last answered
 
     def describe(self) -> dict[str, Any]:
         """What it does, JSON-ready."""
@@ -327,14 +328,21 @@ class RolloutGroup:
                 self.tally.restarts += self._servers.look(self._workers)
             for worker in self._workers:
                 if why := _overdue(worker, self._config, now):
-                    why += self._seats.because()
-                    if self._servers is not None:  # whichever of the two hangs
-                        self._servers.replace(
-                            worker.number, f"an actor that it acts for {why}", self._workers
-                        )
-                    self._replace(worker, why)
+                    self._see_to(worker, why + self._seats.because(), now)
+
+    def _see_to(self, worker: _Worker, why: str, now: float) -> None:
+        """Replace ``worker``, and the one that acts for it: only the one of them that gives no sign
+        of life, where one does. (Who acts is replaced by `Servers.look`.)"""
+        silent = self._config.hang_timeout / 2
+        answers = now - worker.heard < silent
+        if self._servers is not None and answers:
+            if self._servers.silence(worker.number) > silent:
+                return
+            self._servers.replace(worker.number, f"an actor that it acts for {why}", self._workers)
+        self._replace(worker, why)
 
     def _hear(self, worker: _Worker) -> None:
+        worker.heard = time.monotonic()
         try:
             said = self._ray.get(worker.waited)
         except Exception as error:

@@ -23,6 +23,7 @@ from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import worker_context
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
+from vla_rl.cluster.pulse import Pulse
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy
@@ -78,6 +79,9 @@ class InferenceActor:
         if self._job.prepared:
             policy.prepare_for_rl()
         return policy
+
+    def beat(self) -> None:
+        """A sign of life (`Pulse`)."""
 
     def watch(self) -> None:
         """Returns never: who waits for it hears when this process ends."""
@@ -219,6 +223,8 @@ class Servers:
         self._weights: tuple[Any, int] | None = None
         self.losses: list[str] = []
         self._servers = [self._started(place) for place in range(seats.config.inference)]
+        limits = seats.config.hang_timeout, seats.config.start_timeout
+        self._pulse = Pulse(self._ray, [server.handle for server in self._servers], *limits)
 
     def of(self, number: int) -> Any:
         """The handle of the one that acts for rollout actor ``number``."""
@@ -246,20 +252,29 @@ class Servers:
         return acted / len(self._servers)
 
     def look(self, clients: Sequence[Any]) -> int:
-        """Replace those that are lost; returns how many. Raises `UserError` after too many
-        losses in a row in one place."""
+        """Replace those that are lost or stand still; returns how many. Raises `UserError` after
+        too many losses in a row in one place."""
         lost, _ = self._ray.wait(
             [s.watched for s in self._servers], num_returns=len(self._servers), timeout=0
         )
-        places = [i for i, server in enumerate(self._servers) if server.watched in lost]
-        for i in places:
-            self.replace(i, "its process ended", clients)
-        return len(places)
+        limit, count = self._config.hang_timeout, 0
+        for i, server in enumerate(self._servers):
+            why = "its process ended" if server.watched in lost else ""
+            if not why and self._pulse.silence(i) > limit:
+                why = f"it gave no sign of life for {limit:g} s (cluster.hang_timeout)"
+            if why:
+                self.replace(i, why, clients)
+                count += 1
+        return count
+
+    def silence(self, number: int) -> float:
+        """Seconds since the one that acts for rollout actor ``number`` gave a sign of life."""
+        return self._pulse.silence(number % len(self._servers))
 
     def replace(self, number: int, why: str, clients: Sequence[Any]) -> None:
         """Another server in the place of the one that acts for rollout actor ``number``, as it is
-        lost or hangs; of the ``clients`` (with ``number`` and ``handle``) those that it acts for
-        are told."""
+        lost or hangs; of the ``clients`` (with ``number``, ``handle`` and ``alive``) those that it
+        acts for are told, and get the time for a decision of the new one."""
         place = number % len(self._servers)
         old = self._servers[place]
         failures = old.failures + 1
@@ -275,10 +290,12 @@ class Servers:
         self._ray.kill(old.handle)
         new = self._servers[place] = self._started(place)
         new.failures = failures
+        self._pulse.instead(place, new.handle)
         if self._weights is not None:
             new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
         for client in clients:
             if client.number % len(self._servers) == place:
+                client.alive = time.monotonic()
                 client.handle.serve_by.options(concurrency_group="servers").remote(new.handle)
 
     def close(self) -> None:
@@ -289,7 +306,7 @@ class Servers:
         clients = -(-self._config.rollouts // self._config.inference)
         make = self._ray.remote(
             **self._seats.options("inference", place),
-            concurrency_groups={"orders": 1, "watch": 1, "acts": clients + 1},
+            concurrency_groups={"orders": 1, "watch": 1, "alive": 1, "acts": clients + 1},
         )(InferenceActor)
         handle = make.remote(self._job)
         self._seats.sits(

@@ -10,13 +10,14 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed
+from vla_rl.cluster.pulse import Pulse
 from vla_rl.cluster.rank_actor import RankActor, RankJob
 from vla_rl.cluster.session import alive_nodes, cause_of, log_tail, put
 from vla_rl.cluster.worker_context import WorkerContext, require_same_code
@@ -254,7 +255,7 @@ class RankGroup:
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + limit
         pulse = (
-            _Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout)
+            Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout)
             if math.isinf(limit)
             else None
         )
@@ -314,31 +315,6 @@ class _Saving(threading.Thread):
             self.lost = lost
         except Exception as error:
             self.error = error
-
-
-class _Pulse:
-    """Signs of life of ranks that are at work: each is asked for the next one as it gave the
-    last."""
-
-    def __init__(self, ray: Any, actors: Sequence[Any], limit: float) -> None:
-        self._ray, self._actors, self._limit = ray, actors, limit
-        self._asked = [self._ask(actor) for actor in actors]
-        self._heard = [time.monotonic()] * len(actors)
-
-    @staticmethod
-    def _ask(actor: Any) -> Any:
-        return actor.beat.options(concurrency_group="alive").remote()
-
-    def silent(self, ranks: Iterable[int]) -> int | None:
-        """The first of ``ranks`` that has been silent for too long. Whoever has answered is alive,
-        however long this process stood still itself."""
-        found = None
-        for i in ranks:
-            if self._ray.wait([self._asked[i]], timeout=0)[0]:
-                self._heard[i], self._asked[i] = time.monotonic(), self._ask(self._actors[i])
-            elif found is None and time.monotonic() - self._heard[i] > self._limit:
-                found = i
-        return found
 
 
 class RankLost(Exception):
