@@ -251,6 +251,7 @@ KINDS: dict[str, Kind] = {
                 "help": "cluster.mode of the runs",
             },
             "--seed": _count(0, "of what is struck, and when"),
+            "--wall": _number(math.inf, "begin no run after so long", "MINUTES"),
             "--out": _path("FOLDER", "the rows' place", default=Path("outputs/bench_faults")),
         },
         overrides="default: run=toy at its smallest",

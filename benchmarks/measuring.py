@@ -8,11 +8,12 @@ import gc
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from vla_rl.monitoring.machine import git_commit, versions
+from vla_rl.monitoring.machine import git_commit, process_tree, versions
 
 Side = TypeVar("Side")
 Name = TypeVar("Name", bound=Hashable)
@@ -108,6 +109,18 @@ def memory_mb() -> float:
     gc.collect()
     with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+
+
+def cpu_seconds_below() -> float:
+    """CPU seconds of this process and all below it, with those that ended and were waited for."""
+    ticks = 0
+    for pid in process_tree(os.getpid()):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))  # u, s, of children u, s
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # ---------------------------------------------------------------------------------------- comparing

@@ -278,6 +278,14 @@ def test_two_sides_compared():
     assert "update" not in stopped["equal_work"] and "simulate" in stopped["equal_work"]
 
 
+def test_cpu_time_is_compared_where_it_was_counted():
+    """Of all processes 10 s against 11."""
+    sides = [[[side(4.0, 3.0) | {against.CPU: seconds}]] for seconds in (10.0, 11.0)]
+    found = compared(sides)
+    assert found["ratios"]["cpu"]["ratio"] == pytest.approx(1.1) and "cpu" in found["equal_work"]
+    assert "cpu" not in compared([[[side(4.0, 3.0)]]] * 2)["ratios"]
+
+
 def test_overrides_are_split_at_commas_before_a_key():
     assert against.split_overrides("a.b=1,tasks=[x,y],c=2") == ["a.b=1", "tasks=[x,y]", "c=2"]
     assert against.split_overrides("++a=1,~b.c") == ["++a=1", "~b.c"]

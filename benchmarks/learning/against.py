@@ -3,20 +3,23 @@ overrides, in turns."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
+import unittest.mock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.runs import PARTS, Record, iteration_seconds, rl_records
-from benchmarks.measuring import in_turns, over_rounds, table
+from benchmarks.learning.runs import Record, iteration_seconds, rl_records
+from benchmarks.measuring import cpu_seconds_below, in_turns, over_rounds, table
 from vla_rl import config as configs
 from vla_rl.assembly.folder import read_phases
 from vla_rl.config import RunConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.figures import mean_figures
 from vla_rl.monitoring.machine import versions
+from vla_rl.monitoring.metrics import MetricsLogger
 from vla_rl.options import AlgorithmOptions, view
 from vla_rl.run.pipeline import run_pipeline
 
@@ -33,7 +36,10 @@ WORK_OF = {
     "critic": ("decisions",),
     "rest": ("episodes", "decisions"),
     "learn": ("episodes", "control steps", "decisions", "episodes learned from", "epochs"),
+    "cpu": ("episodes", "control steps", "decisions", "episodes learned from", "epochs"),
 }
+WHOLE = {"learn": "whole iteration", "cpu": "its CPU time, all processes"}
+CPU = "bench/cpu_seconds"  # of a record
 
 
 def split_overrides(text: str) -> list[str]:
@@ -126,10 +132,21 @@ def make_start(
 
 
 def _go_on(config: RunConfig, iterations: int) -> list[dict[str, Any]]:
-    """Lengthen a side's run by ``iterations`` after one that warms up; their records."""
+    """Lengthen a side's run by ``iterations`` after one that warms up; their records, each with
+    the CPU seconds of all processes since the one before."""
     config.rl.iterations += 1 + iterations
-    run_pipeline(config)
-    return rl_records(config.run_dir)[-iterations:]
+    spent: list[float] = []
+    log = MetricsLogger.log
+
+    def noted(logger: MetricsLogger, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        if phase == "rl":
+            spent.append(cpu_seconds_below())
+        log(logger, phase, step, metrics)
+
+    with unittest.mock.patch.object(MetricsLogger, "log", noted):
+        run_pipeline(config)
+    records = rl_records(config.run_dir)[-iterations:]
+    return [r | {CPU: b - a} for r, (a, b) in zip(records, itertools.pairwise(spent), strict=True)]
 
 
 def work_of(record: Record) -> dict[str, float]:
@@ -155,13 +172,11 @@ def compared(records: Sequence[Sequence[Sequence[Record]]]) -> dict[str, Any]:
     largest ratio of a round. ``equal_work`` names the parts for which both sides had the same to
     do, within `EQUAL_WORK`.
     """
-    by_round = [
-        [mean_figures([iteration_seconds(r) for r in rows]) for rows in side] for side in records
-    ]
+    by_round = [[mean_figures([_seconds(r) for r in rows]) for rows in side] for side in records]
     plain, changed = (mean_figures(side) for side in by_round)
     work = [mean_figures([work_of(r) for rows in side for r in rows]) for side in records]
     ratios: dict[str, Any] = {}
-    for part in (*PARTS, "learn"):
+    for part in WORK_OF.keys() & plain.keys() & changed.keys():
         told = max(plain[part], changed[part]) >= NEGLIGIBLE and plain[part] > 0
         ratios[part] = (
             over_rounds(*([row[part] for row in side] for side in by_round)) if told else None
@@ -196,10 +211,10 @@ def text(document: Mapping[str, Any]) -> str:
     rows: list[Sequence[str]] = [
         ("seconds an iteration", *SIDES, "ratio", "range over rounds", "equal work")
     ]
-    for part in (*PARTS, "learn"):
+    for part in (part for part in WORK_OF if part in plain["seconds_per_iteration"]):
         a, b, ratio = (
             *(side["seconds_per_iteration"][part] for side in (plain, changed)),
-            document["ratios"][part],
+            document["ratios"].get(part),
         )
         shown = (
             (f"{ratio['ratio']:.2f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}")
@@ -235,4 +250,10 @@ def text(document: Mapping[str, Any]) -> str:
 
 
 def _whole(part: str) -> str:
-    return "whole iteration" if part == "learn" else part
+    return WHOLE.get(part, part)
+
+
+def _seconds(record: Record) -> dict[str, float]:
+    """`iteration_seconds`, with those of the processors ("cpu") where they were counted."""
+    counted = {"cpu": float(record[CPU])} if CPU in record else {}
+    return iteration_seconds(record) | counted

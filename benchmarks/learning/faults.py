@@ -6,8 +6,8 @@ It must go on to an iteration that began after the event; or end with one error,
 same command goes on once what struck it is over. What it learned from is kept by the algorithm
 (`Watched`), whose state is part of each checkpoint: so the last one holds the rollout ids of the
 whole run as it counts, whatever was done twice in between. Of the synchronous runs the weights are
-compared, too, with those of one that nothing struck: with one slot an actor and one rank no batch
-depends on who does what when, so that they are equal bit for bit.
+compared, too, with those of one that nothing struck: with one slot and one rank no batch depends on
+who does what when, so that they are equal bit for bit.
 
 Each run's rows are written to ``out`` as it ends; the same command goes on with the next one.
 """
@@ -18,6 +18,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import random
 import re
 import statistics
@@ -68,27 +69,28 @@ DEFAULT = (
 )
 CLUSTER = (
     "cluster=ray",
-    "cluster.rollouts=2",
+    "cluster.inference=1",
     "cluster.reward_workers=1",
-    "cluster.hang_timeout=40",
+    "cluster.start_timeout=900",
+    "cluster.hang_timeout=60",
     "cluster.max_failures=5",
     "slots.workers=0",
     "phases=[rl]",
 )
 MODES = {
-    "sync": ("cluster.inference=2", "cluster.learners=1", "slots.slots_per_worker=1"),
+    "sync": ("cluster.learners=1", "slots.slots_per_worker=1"),
     "async": (
         "cluster.mode=async",
-        "cluster.inference=1",
+        "cluster.rollouts=2",
         "cluster.learners=2",
         "slots.slots_per_worker=4",
     ),
 }
-PER_RUN = 6  # events
+PER_RUN = 5  # events
 SPAN = 3  # iterations: the one that is struck, one that notices what it left, one without it
 MOMENT = 2.0  # seconds at most, into an iteration, until the next event
 FROZEN = 1.5  # of hang_timeout: how long a driver stands still
-PATIENCE = 900.0  # seconds that a run gets to go on
+PATIENCE = 1800.0  # seconds that a run gets to go on
 _POLL = 0.2  # seconds
 
 
@@ -137,9 +139,11 @@ def measure(
     kinds: Sequence[str] = (),
     modes: Sequence[str] = (*MODES,),
     seed: int = 0,
+    wall: float = math.inf,
     out: Path = Path("outputs/bench_faults"),
 ) -> dict[str, Any]:
-    """Strike runs by ``events`` of ``kinds`` (none: all that they have); tells each. Raises
+    """Strike runs by ``events`` of ``kinds`` (none: all that they have); tells each. After ``wall``
+    minutes no further run begins. Raises
     `UserError` where there is none of a kind, and where ``out`` holds other events."""
     words = [*DEFAULT, *CLUSTER, *overrides]
     known = [k for k in KINDS if k != "kill:simulator" or compose(words).slots.workers]
@@ -160,7 +164,10 @@ def measure(
     if "sync" in modes:
         calm = _kept(out / "calm.json", functools.partial(struck, "sync", [], seed=seed, calm={}))
     rows: list[dict[str, Any]] = []
+    until = time.monotonic() + 60 * wall
     for number, (mode, own) in enumerate(plan):
+        if time.monotonic() > until:
+            break
         make = functools.partial(struck, mode, own, seed=seed + number, calm=calm)
         found = _kept(out / f"run-{number:02}.json", make)
         rows += [{"run": number, "mode": mode} | row for row in found["events"]]
@@ -169,7 +176,7 @@ def measure(
         for row in rows
         if wrong(row)
     ]
-    return {"seed": seed, "events": rows, "problems": problems}
+    return {"seed": seed, "events": rows, "planned": events, "problems": problems}
 
 
 def planned(
@@ -377,5 +384,5 @@ def text(document: Mapping[str, Any]) -> str:
             (kind, *map(str, counts), f"{seconds:.0f}", str(sum(bool(wrong(row)) for row in own)))
         )
     equal = [row["equal"] for row in rows if row["equal"] is not None]
-    said = f"{len(rows)} events; of {len(equal)} in synchronous runs {sum(equal)} with the weights "
+    said = f"{len(rows)} of {document['planned']} events; of {len(equal)} in synchronous runs {sum(equal)} with the weights "
     return "\n".join([table(lines), said + "of an undisturbed run", *document["problems"]])
