@@ -1,4 +1,4 @@
-"""`vla-rl bench faults`: runs on a cluster of two Ray nodes that are struck again and again, each at
+"""`vla-rl bench faults`: runs on a cluster of Ray that are struck again and again, each at
 a moment drawn from a seed.
 
 A run is struck by some events, one after the other (`benchmarks.learning.strikes` has their kinds).
@@ -236,7 +236,8 @@ def _struck(
             (place / part).mkdir(exist_ok=True)
         words = [*DEFAULT, *CLUSTER, *MODES[mode], *overrides, f"rl.iterations={iterations}"]
         words += [f"checkpoint={start.absolute()}", f"output_dir={place / 'run'}", "name=rl"]
-        run = _Run(words, place, random.Random(seed), stack)
+        two = any(kind.endswith((":raylet", ":node")) for kind in kinds)
+        run = _Run(words, place, random.Random(seed), stack, two)
         rows = run.live(kinds, iterations)
         told = run.accounts(iterations)
     equal = told["weights"] == calm["weights"] if mode == "sync" and calm else None
@@ -244,17 +245,23 @@ def _struck(
 
 
 class _Run:
-    """One run by the command in ``place``, and what strikes it. It ends with ``stack``."""
+    """One run by the command in ``place``, and what strikes it. It ends with ``stack``. ``two``:
+    nodes, else one."""
 
     def __init__(
-        self, words: Sequence[str], place: Path, chance: random.Random, stack: contextlib.ExitStack
+        self,
+        words: Sequence[str],
+        place: Path,
+        chance: random.Random,
+        stack: contextlib.ExitStack,
+        two: bool,
     ) -> None:
         self._place, self._random, self._stack = place, chance, stack
         self._folder, self._log = place / "run" / "rl", place / "log"
         self._gate, poison = place / "gate", place / "poison"
         self._environment = token_environment()
         stack.callback(end_all_with, self._environment["RAY_AUTH_TOKEN"])
-        nodes = Nodes(self._environment, stack, place / "ray")
+        nodes = Nodes(self._environment, stack, place / "ray", two)
         self._words = [*words, f"cluster.address={nodes.address}"]
         self._words += [f"algorithm.gate={self._gate}", f"algorithm.poison={poison}"]
         limit = compose(self._words).cluster.hang_timeout  # type: ignore[union-attr]

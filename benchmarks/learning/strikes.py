@@ -70,14 +70,15 @@ sys.stdin.read()
 
 
 class Nodes:
-    """Two nodes of Ray on this machine, whose files are in ``folder`` (Ray's own place). They end
-    with ``stack``, with all that was started for them."""
+    """Two nodes of Ray on this machine (one, without a ``second``), whose files are in ``folder``
+    (Ray's own place). They end with ``stack``, with all that was started for them."""
 
     def __init__(
         self,
         environment: Mapping[str, str],
         stack: contextlib.ExitStack,
         folder: Path | None = None,
+        second: bool = True,
     ) -> None:
         # as urgent as the driver
         self._environment, self._stack = {**environment, "RAY_worker_niceness": "0"}, stack
@@ -87,11 +88,11 @@ class Nodes:
         self.address = f"127.0.0.1:{port}"
         own = [f"--temp-dir={folder}"] if folder is not None else []
         self._head = self._start("--head", f"--port={port}", "--include-dashboard=false", *own)
-        self.second = self._start(f"--address={self.address}")
+        self.second = self._start(f"--address={self.address}") if second else self._head
 
     @property
     def pids(self) -> list[int]:
-        return [self._head.pid, self.second.pid]
+        return [*{self._head.pid, self.second.pid}]
 
     def lose_second(self) -> None:
         """All processes of the second node are gone at once; another node takes its place."""
