@@ -194,6 +194,16 @@ def test_of_two_that_decide_nothing_the_one_without_a_sign_of_life_goes(answered
     assert found == replaced
 
 
+def test_nobody_is_late_for_a_process_that_stood_still_itself(monkeypatch):
+    """Looks after 1, 5 and 3605 s, of which the last hour was slept through."""
+    clock = [100.0]
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    awake, found = pulse.Awake(), []
+    for clock[0] in (101.0, 105.0, 3705.0):
+        found.append(awake.now())
+    assert found == [1.0, 5.0, 15.0]
+
+
 def test_a_server_that_stands_still_is_replaced_and_its_actors_alone_hear_of_it(monkeypatch):
     """Of two servers the first gives signs of life for 10 s, the other all the time; of three actors
     the first and the third ask the first."""

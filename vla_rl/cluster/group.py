@@ -25,6 +25,7 @@ from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.inference import Servers
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.payload import Payload, light_trajectories
+from vla_rl.cluster.pulse import now
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
 from vla_rl.cluster.session import cause_of, log_tail, put
 from vla_rl.cluster.worker_context import require_same_code
@@ -40,7 +41,7 @@ _TURN = 0.5  # seconds that the driver waits for an actor
 
 @dataclass
 class _Worker:
-    """An actor as the driver sees it. Times are of `time.monotonic`."""
+    """An actor as the driver sees it. Times are of `pulse.now`."""
 
     number: int
     handle: Any
@@ -53,8 +54,8 @@ class _Worker:
     lists: int = 0  # that it has not told the figures of (meaningless where it streams)
     decisions: int = -1
     running: float = 0.0  # seconds in which it had episodes
-    alive: float = field(default_factory=time.monotonic)  # when it was last seen to do something
-    heard: float = field(default_factory=time.monotonic)  # when it last answered
+    alive: float = field(default_factory=now)  # when it was last seen to do something
+    heard: float = field(default_factory=now)  # when it last answered
 
     def describe(self) -> dict[str, Any]:
         """What it does, JSON-ready."""
@@ -63,7 +64,7 @@ class _Worker:
             "state": "starting" if not self.ready else "working" if self.open else "idle",
             "open": len(self.open),
             "decisions": max(0, self.decisions),
-            "idle_seconds": time.monotonic() - self.alive,
+            "idle_seconds": now() - self.alive,
         }
 
 
@@ -322,19 +323,19 @@ class RolloutGroup:
             self._hear(waiting[reference])
         for worker in waiting.values():
             self._hear_sent(worker)
-        now = time.monotonic()
+        at = now()
         with self._changed:
             if self._servers is not None:
                 self.tally.restarts += self._servers.look(self._workers)
             for worker in self._workers:
-                if why := _overdue(worker, self._config, now):
-                    self._see_to(worker, why + self._seats.because(), now)
+                if why := _overdue(worker, self._config, at):
+                    self._see_to(worker, why + self._seats.because(), at)
 
-    def _see_to(self, worker: _Worker, why: str, now: float) -> None:
+    def _see_to(self, worker: _Worker, why: str, at: float) -> None:
         """Replace ``worker``, and the one that acts for it: only the one of them that gives no sign
         of life, where one does. (Who acts is replaced by `Servers.look`.)"""
         silent = self._config.hang_timeout / 2
-        answers = now - worker.heard < silent
+        answers = at - worker.heard < silent
         if self._servers is not None and answers:
             if self._servers.silence(worker.number) > silent:
                 return
@@ -342,7 +343,7 @@ class RolloutGroup:
         self._replace(worker, why)
 
     def _hear(self, worker: _Worker) -> None:
-        worker.heard = time.monotonic()
+        worker.heard = now()
         try:
             said = self._ray.get(worker.waited)
         except Exception as error:
@@ -382,7 +383,7 @@ class RolloutGroup:
     def _welcome(self, worker: _Worker) -> None:
         """It is ready. Raises `UserError` where it is made of other code than this process."""
         require_same_code(self._seats.hello("rollout", worker.number))
-        worker.ready, worker.alive = True, time.monotonic()
+        worker.ready, worker.alive = True, now()
         self._send_weights(worker)
 
     def _hear_taken(self, worker: _Worker, taken: Taken) -> None:
@@ -401,7 +402,7 @@ class RolloutGroup:
         self._rounds += taken.rounds
         worker.lists -= len(taken.rounds)
         if taken.decisions != worker.decisions or taken.rollout_ids or not worker.open:
-            worker.decisions, worker.alive = taken.decisions, time.monotonic()
+            worker.decisions, worker.alive = taken.decisions, now()
         if taken.failure is not None:
             kind, text, mendable = taken.failure
             if mendable:
@@ -436,7 +437,7 @@ class RolloutGroup:
                 continue
             specs = [self._waiting.popleft() for _ in range(room)]
             if not worker.open:
-                worker.alive = time.monotonic()
+                worker.alive = now()
             worker.open |= {spec.rollout_id: spec for spec in specs}
             for sure, alike in itertools.groupby(specs, lambda spec: spec.rollout_id in self._sure):
                 worker.lists += 1
@@ -476,12 +477,12 @@ class RolloutGroup:
             raise self._error
 
 
-def _overdue(worker: _Worker, config: RayConfig, now: float) -> str:
+def _overdue(worker: _Worker, config: RayConfig, at: float) -> str:
     """Why ``worker`` is taken for dead; empty where it is not."""
     limit = config.hang_timeout if worker.ready else config.start_timeout
     if worker.ready and not worker.open:
         limit = max(limit, 60.0)  # nothing to do, so only its answers are missed
-    if now - worker.alive <= limit:
+    if at - worker.alive <= limit:
         return ""
     return (
         f"did nothing for {limit:g} s (cluster.hang_timeout)"

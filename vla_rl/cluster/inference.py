@@ -23,7 +23,7 @@ from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import worker_context
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed, unpacked, unpacked_weights
-from vla_rl.cluster.pulse import Pulse
+from vla_rl.cluster.pulse import Pulse, now
 from vla_rl.data.codec import observation_from_state, observation_state
 from vla_rl.errors import ConfigError, UserError, first_line
 from vla_rl.interfaces import Policy
@@ -295,7 +295,7 @@ class Servers:
             new.handle.weights.options(concurrency_group="orders").remote(*self._weights)
         for client in clients:
             if client.number % len(self._servers) == place:
-                client.alive = time.monotonic()
+                client.alive = now()
                 client.handle.serve_by.options(concurrency_group="servers").remote(new.handle)
 
     def close(self) -> None:

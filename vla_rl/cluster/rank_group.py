@@ -9,7 +9,6 @@ import math
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +16,7 @@ from vla_rl.assembly.context import Run
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.packing import packed
-from vla_rl.cluster.pulse import Pulse
+from vla_rl.cluster.pulse import Pulse, now
 from vla_rl.cluster.rank_actor import RankActor, RankJob
 from vla_rl.cluster.session import alive_nodes, cause_of, log_tail, put
 from vla_rl.cluster.worker_context import WorkerContext, require_same_code
@@ -248,33 +247,28 @@ class RankGroup:
     def _all(self, method: str, *given: Any, limit: float = 0.0, group: str = "") -> list[Any]:
         """What every rank answers, in a thread of its own where ``group`` names one. Raises
         `RankLost` for one that died or hangs, and what a rank raised."""
-        limit = limit or self._run.config.cluster.hang_timeout
+        hang = self._run.config.cluster.hang_timeout
+        limit = limit or hang
         asked = [getattr(actor, method) for actor in self._actors]
         asked = [one.options(concurrency_group=group) for one in asked] if group else asked
         calls = [one.remote(*given) for one in asked]
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + limit
-        pulse = (
-            Pulse(self._ray, self._actors, self._run.config.cluster.hang_timeout)
-            if math.isinf(limit)
-            else None
-        )
+        deadline = now() + limit
+        pulse = Pulse(self._ray, self._actors, hang) if math.isinf(limit) else None
         while len(answers) < len(calls):
             open_calls = {call: i for i, call in enumerate(calls) if i not in answers}
-            left = _BEAT_S if pulse else max(0.0, deadline - time.monotonic())
-            ready, _ = self._ray.wait(list(open_calls), num_returns=1, timeout=left)
-            if not ready and pulse:
-                if (silent := pulse.silent(open_calls.values())) is not None:
-                    limit = self._run.config.cluster.hang_timeout
-                    raise RankLost(
-                        silent,
-                        f"it gave no sign of life for {limit:g} s "
-                        f"(cluster.hang_timeout) in {method}",
-                    )
-                continue
+            ready, _ = self._ray.wait(list(open_calls), num_returns=1, timeout=_BEAT_S)
             if not ready:
-                why = f"{method} did not end within {limit:g} s{self._seats.because()}"
-                raise RankLost(min(open_calls.values()), why)
+                silent = None if pulse is None else pulse.silent(open_calls.values())
+                if silent is not None:
+                    why = (
+                        f"it gave no sign of life for {hang:g} s (cluster.hang_timeout) in {method}"
+                    )
+                    raise RankLost(silent, why)
+                if now() >= deadline:
+                    why = f"{method} did not end within {limit:g} s{self._seats.because()}"
+                    raise RankLost(min(open_calls.values()), why)
+                continue
             index = open_calls[ready[0]]
             try:
                 answers[index] = self._ray.get(ready[0])
