@@ -131,6 +131,31 @@ def test_episodes_that_are_lost_with_their_node_are_named_at_once_and_asked_for_
     assert reward._calls == {}
 
 
+def test_a_worker_that_is_put_where_no_node_is_any_more_is_replaced_too(remote):
+    reward, workers, said, own, (seats, _) = remote
+    plain = seats.ray.remote
+
+    def placed(**options):
+        def remote_of(job):
+            worker = plain(**options)(None).remote(job)
+            if len(workers) == 3:
+                worker.hello = SimpleNamespace(remote=lambda: lost)
+            return worker
+
+        return lambda _: SimpleNamespace(remote=remote_of)
+
+    def lost():
+        raise ActorLost("its node has died")
+
+    seats.ray.remote, workers[0].dead = placed, True
+    found = reward.score([episode(0)])
+    assert torch.equal(found[0], own.score([episode(0)])[0]) and len(workers) == 4
+    assert [line.partition("(")[2] for line in said] == [
+        "killed) and replaced",
+        "its node has died) and replaced",
+    ]
+
+
 def test_workers_that_fail_again_and_again_end_the_run(remote):
     reward, workers, said, _, (seats, run) = remote
     ray = seats.ray

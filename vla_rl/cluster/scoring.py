@@ -171,19 +171,27 @@ class RemoteReward(RewardModel):
 
     def _replace(self, call: _Call, error: Exception) -> None:
         """Another worker where the one that was asked is lost or hangs, unless there is one by
-        now."""
+        now; and another one where Ray put that on a node that it did not know to be lost."""
         if self._workers[call.place] is not call.worker:
             return
-        self._failures += 1
-        if self._failures >= self._cluster.max_failures:
-            raise UserError(
-                f"reward workers failed {self._failures} times in a row "
-                f"(cluster.max_failures={self._cluster.max_failures}). The last one: "
-                f"{type(error).__name__}: {first_line(error)}"
-            )
-        self._say(f"reward worker {call.place} is lost ({first_line(error)}) and replaced")
-        self._ray.kill(call.worker)
-        self._workers[call.place] = self._started(call.place)
+        lost = call.worker
+        while lost is not None:
+            self._failures += 1
+            if self._failures >= self._cluster.max_failures:
+                raise UserError(
+                    f"reward workers failed {self._failures} times in a row "
+                    f"(cluster.max_failures={self._cluster.max_failures}). The last one: "
+                    f"{type(error).__name__}: {first_line(error)}"
+                )
+            self._say(f"reward worker {call.place} is lost ({first_line(error)}) and replaced")
+            self._ray.kill(lost)
+            try:
+                self._workers[call.place], lost = self._started(call.place), None
+            except (
+                self._ray.exceptions.RayActorError,
+                self._ray.exceptions.GetTimeoutError,
+            ) as again:
+                error = again
 
     def _started(self, place: int) -> Any:
         worker = self._ray.remote(**self._seats.options("reward", place))(RewardActor).remote(
