@@ -87,7 +87,7 @@ MODES = {
     ),
 }
 PER_RUN = 5  # events
-SPAN = 3  # iterations: the one that is struck, one that notices what it left, one without it
+SPAN = 3  # iterations of an event: in which it strikes, that notices, that is without it
 MOMENT = 2.0  # seconds at most, into an iteration, until the next event
 FROZEN = 1.5  # of hang_timeout: how long a driver stands still
 PATIENCE = 1800.0  # seconds that a run gets to go on
@@ -290,18 +290,20 @@ class _Run:
     def _event(self, kind: str) -> dict[str, Any]:
         """Strike, and see what becomes of it: "went on", "ended" with an error, "killed" (the
         driver), or "hung"; ``then``: what the same command did, where the run had ended."""
-        before, moment = self._steps(), self._random.uniform(0, MOMENT)
-        self._allow(before + SPAN)
+        moment = self._random.uniform(0, MOMENT)
+        self._allow(self._steps() + 1)
         time.sleep(moment)
         mark, started = self._log.stat().st_size, time.monotonic()
         struck, undo = self._strikes.strike(kind, self._random.choice)
-        outcome, then = self._until(before + SPAN), ""
+        before = self._steps()  # (to strike may take a while)
+        self._allow(before + SPAN - 1)
+        outcome, then = self._until(before + SPAN - 1), ""
         took = time.monotonic() - started
         row = self._row(kind, struck, "killed" if kind == "kill:driver" else outcome, mark)
         undo()
         if outcome == "ended":
             self._begin()
-            then = self._until(before + SPAN)
+            then = self._until(before + SPAN - 1)
         if "hung" in (outcome, then):
             end(self._driver)
         when = {"iteration": before, "moment_s": round(moment, 2), "seconds": round(took, 1)}

@@ -46,7 +46,7 @@ KINDS = (
     *SURROUNDINGS,
 )
 STORE_MIB = 128  # of each node
-_DISK_MIB = 512  # of either small disk
+_DISK_MIB = {"run": 64, "ray": 512}  # of the small disks
 _ATTEMPTS = 5  # to start a node
 _PATIENCE = 300.0  # seconds for a process to be there
 _NEARLY = 0.97  # of Ray's disk: beyond 0.95 it puts nothing there any more
@@ -188,9 +188,17 @@ def end_all_with(token: str) -> int:
 
 @contextlib.contextmanager
 def small_disk(folder: Path):
-    """A file system of its own at ``folder``. Raises `UserError` where none may be mounted."""
+    """A file system of its own at ``folder``, a run's or Ray's. Raises `UserError` where none may be mounted."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "vla-rl-bench", str(folder)]
+    words = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={_DISK_MIB[folder.name]}m",
+        "vla-rl-bench",
+        str(folder),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(
@@ -208,8 +216,7 @@ def fill(file: Path, share: float = 1.0) -> None:
     disk = os.statvfs(file.parent)
     left = int(disk.f_frsize * (disk.f_bavail - (1 - share) * disk.f_blocks))
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as out:
-        while left > 0:
-            left -= out.write(bytes(min(left, 1 << 20)))
+        os.posix_fallocate(out.fileno(), 0, left)
         while share == 1.0:  # to the last byte
             out.write(bytes(1 << 12))
 
