@@ -217,6 +217,7 @@ def fill(file: Path, share: float = 1.0) -> None:
     left = int(disk.f_frsize * (disk.f_bavail - (1 - share) * disk.f_blocks))
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as out:
         os.posix_fallocate(out.fileno(), 0, left)
+        out.seek(left)
         while share == 1.0:  # to the last byte
             out.write(bytes(1 << 12))
 
