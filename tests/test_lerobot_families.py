@@ -258,9 +258,9 @@ REMARKS = {
 
 def on_the_toy() -> dict[str, str]:
     """{family: held-out success after SFT and after PPO, %}, as `vla-rl bench families` last
-    showed."""
-    *_, newest = sorted((ROOT / "benchmarks" / "results").glob("*-families.json"))
-    rows = json.loads(newest.read_text())["rows"]
+    showed of it."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("*-families.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     return {row["family"]: f"{100 * row['before']:g} → {100 * row['after']:g}" for row in rows}
 
 

@@ -35,9 +35,14 @@ RECIPE = (
     "evaluate.sampled_too=false",
     "evaluate.video_episodes=0",
     "sft.validation_episodes=0",
-    "rl.iterations=20",
+    "rl.iterations=28",
     "algorithm.epochs=2",
+    # which decision counted: the critic's next value tells with less noise than how it all ended
+    "algorithm.gae_lambda=0.5",
+    "algorithm.critic_warmup_iterations=3",
+    "algorithm.critic_epochs=16",
     "algorithm.critic_minibatch_size=64",
+    "algorithm.target_kl=0.02",
     # the rate begins low and follows the KL: what moves one family a little throws another far
     "algorithm.warmup_iterations=0",
     "algorithm.adaptive_learning_rate=true",
@@ -87,7 +92,7 @@ _DIT = (
 )
 SMALL = {
     "pi0": Small((*_ROBOT, _PIXELS, "tokenizer_max_length:12"), more=_PI),
-    "pi05": Small((*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=(*_PI, *_slowly(120))),
+    "pi05": Small((*_ROBOT, _PIXELS, "tokenizer_max_length:20"), more=(*_PI, *_slowly(150))),
     "smolvla": Small(
         (
             *_ROBOT,
@@ -99,7 +104,7 @@ SMALL = {
             "freeze_vision_encoder:false",
         ),
         backbones.write_smolvlm,
-        ("policy.noise_samples=4",),
+        ("policy.noise_samples=4", "sft.updates=40"),
     ),
     "xvla": Small(
         (
@@ -120,7 +125,7 @@ SMALL = {
     "multi_task_dit": Small(
         (*_DIT, "objective:flow_matching", "num_integration_steps:5"),
         backbones.write_clip,
-        _slowly(200),
+        _slowly(160),
     ),
     "evo1": Small(
         (
