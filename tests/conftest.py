@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     mark(items)
     yield
     name_groups(items)
-    long_first(items)
+    long_last(items)
 
 
 def name_groups(items: list[pytest.Item]) -> None:
@@ -126,9 +126,9 @@ def name_groups(items: list[pytest.Item]) -> None:
             item._id = type(item._id).parse(named)
 
 
-def long_first(items: list[pytest.Item]) -> None:
-    """What is slow before what is not, and what goes to one worker before what any may take: so
-    that workers end together."""
+def long_last(items: list[pytest.Item]) -> None:
+    """What is slow after what is not, beside which the sessions in real time have an easier time;
+    and what goes to one worker before what any may take, so that workers end together."""
     groups = [
         group.args[0] if (group := item.get_closest_marker("xdist_group")) else None
         for item in items
@@ -136,7 +136,7 @@ def long_first(items: list[pytest.Item]) -> None:
     slow = [item.get_closest_marker("slow") is not None for item in items]
     long = {group for group, one in zip(groups, slow, strict=True) if group and one}
     order = {
-        item: (not (one or group in long), group is None)
+        item: (one or group in long, group is None)
         for item, group, one in zip(items, groups, slow, strict=True)
     }
     items.sort(key=lambda item: order[item])

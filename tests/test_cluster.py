@@ -246,6 +246,8 @@ def test_killed_and_stopped_actors_are_replaced_and_no_episode_is_lost_or_there_
         group.limit = 12
         group.submit(plan)
         found = gathered(group, plan, until=2)
+        while not all(group.pids):  # the slower one opens
+            time.sleep(0.05)
         first = group.pids
         assert len(set(first)) == 2 and all(first)
         os.kill(first[0], signal.SIGKILL)
@@ -378,6 +380,8 @@ def test_an_address_where_no_ray_answers_is_named_at_once(monkeypatch, answer):
     """Nothing listens there, or what does hangs up, speaks otherwise, or says nothing. Ray would
     knock for minutes."""
     monkeypatch.setattr("vla_rl.cluster.session._ANSWER_S", 0.2)
+    # (another test's Ray may be up in this process)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.socket() as server:
         server.bind(("", 0))
         if answer is not None:

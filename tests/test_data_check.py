@@ -1203,7 +1203,7 @@ def test_sft_learns_from_successes_alone_unless_failures_are_asked_for(red, tmp_
             config=config,
             env=env,
             dir=tmp_path,
-            asked=[red],
+            instructions=[red],
             tell=said.extend,
             progress=SimpleNamespace(say=said.append),
         )

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import long_first, name_groups
+from conftest import long_last, name_groups
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "tests.sh"
 PYTEST = """#!/usr/bin/env bash
@@ -93,8 +93,9 @@ def test_a_group_is_in_the_name_by_which_a_test_is_sent_to_its_worker(request):
     assert item.nodeid == "tests/test_how_tests_run.py::one@its group"
 
 
-def test_what_takes_long_goes_first(request):
-    """A group of which one is slow, what else is slow, other groups, the rest; each as it was."""
+def test_what_takes_long_goes_last(request):
+    """Groups of which none is slow, what else is not, the other groups, the rest; each as it
+    was."""
     parent = request.node.parent
 
     def item(name: str, *marks: pytest.MarkDecorator) -> pytest.Item:
@@ -106,5 +107,5 @@ def test_what_takes_long_goes_first(request):
     a, b, slow = pytest.mark.xdist_group("a"), pytest.mark.xdist_group("b"), pytest.mark.slow
     items = [item("1"), item("a1", a), item("2", slow), item("b1", b)]
     items += [item("b2", b, slow), item("3"), item("4", slow), item("a2", a)]
-    long_first(items)
-    assert [i.name for i in items] == ["b1", "b2", "2", "4", "a1", "a2", "1", "3"]
+    long_last(items)
+    assert [i.name for i in items] == ["a1", "a2", "1", "3", "b1", "b2", "2", "4"]

@@ -474,6 +474,7 @@ def test_where_memory_is_short_whole_worlds_go_the_oldest_first(monkeypatch):
     made._worlds = {
         key: SimpleNamespace(close=functools.partial(closed.append, key)) for key in "xyzw"
     }
+    made._dropped = set()
     made._make_room()
     assert closed == forgotten == ["x", "y"]
     assert list(made._scenes) == ["d", "e", "f"] and set(made._worlds) == {"z", "w"}

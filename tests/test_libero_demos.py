@@ -298,7 +298,7 @@ def test_a_run_reads_its_training_tasks(tmp_path: Path) -> None:
         config=config,
         env=SimpleNamespace(embodiment=SPEC),
         dir=tmp_path,
-        asked=list(task.instructions),
+        instructions=list(task.instructions),
     )
     dataset = demonstrations(run)
     assert [e.task_id for e in dataset.episodes] == [TASKS[0]] * 2 and dataset.chunk_length == 4
