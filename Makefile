@@ -24,7 +24,7 @@ lint: setup ## ruff, the import contracts, mypy, and what may be two things
 test: lint ## set up, lint, then the fast tests (ARGS="-k name" passes options on)
 	@scripts/tests.sh fast $(ARGS)
 
-test-all: lint ## those and the slow ones: whole runs, sessions of Ray and of robots, LIBERO
+test-all: lint ## those, then the slow ones: whole runs, sessions of Ray and of robots, LIBERO
 	@scripts/tests.sh all $(ARGS)
 
 test-other: setup ## the tests that touch lerobot, under the other Python of 3.11 and 3.12 (ARGS="-k name")

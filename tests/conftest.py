@@ -110,12 +110,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)  # marks before `-m` chooses, names after xdist's own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Which tests share a worker, which are in real time, and in which order they go. A session of
-    Ray is slow, and there is one."""
+    """Which tests share a worker, and which are in real time. A session of Ray is slow, and there
+    is one."""
     mark(items)
     yield
     name_groups(items)
-    long_last(items)
 
 
 def name_groups(items: list[pytest.Item]) -> None:
@@ -124,22 +123,6 @@ def name_groups(items: list[pytest.Item]) -> None:
     for item in items:
         if (named := vars(item).get("_nodeid")) is not None:
             item._id = type(item._id).parse(named)
-
-
-def long_last(items: list[pytest.Item]) -> None:
-    """What is slow after what is not, beside which the sessions in real time have an easier time;
-    and what goes to one worker before what any may take, so that workers end together."""
-    groups = [
-        group.args[0] if (group := item.get_closest_marker("xdist_group")) else None
-        for item in items
-    ]
-    slow = [item.get_closest_marker("slow") is not None for item in items]
-    long = {group for group, one in zip(groups, slow, strict=True) if group and one}
-    order = {
-        item: (one or group in long, group is None)
-        for item, group, one in zip(items, groups, slow, strict=True)
-    }
-    items.sort(key=lambda item: order[item])
 
 
 def mark(items: list[pytest.Item]) -> None:
