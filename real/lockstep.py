@@ -46,7 +46,8 @@ _M = TypeVar("_M", bound=Message)
 
 
 class _Scorer(Protocol):
-    """What says of the running episode how far it is (`vla_rl.robot.reward_process.RewardWatcher`)."""
+    """What says of the running episode how far it is
+    (`vla_rl.robot.reward_process.RewardWatcher`)."""
 
     @property
     def due(self) -> bool: ...

@@ -39,9 +39,6 @@ class Mover(nn.Module):
     def config_dict(self) -> dict[str, Any]:
         return {"config": {}}
 
-    def extra_files(self) -> dict[str, str]:
-        return {}
-
     @classmethod
     def from_config_dict(
         cls, data: dict[str, Any], embodiment: Any, files: dict[str, str]

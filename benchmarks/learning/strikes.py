@@ -188,7 +188,8 @@ def end_all_with(token: str) -> int:
 
 @contextlib.contextmanager
 def small_disk(folder: Path):
-    """A file system of its own at ``folder``, a run's or Ray's. Raises `UserError` where none may be mounted."""
+    """A file system of its own at ``folder``, a run's or Ray's. Raises `UserError` where
+    none may be mounted."""
     folder.mkdir(parents=True, exist_ok=True)
     words = [
         "mount",

@@ -23,8 +23,8 @@ from vla_rl.types import ActionChunk, Observation, PolicyOutput, Transitions
 
 
 class OwnPolicy(FrozenBaseActor):
-    """An `ActorPolicy` with a weighted loss whose actor is the policy beneath. A checkpoint of it is one of that
-    policy."""
+    """An `ActorPolicy` with a weighted loss whose actor is the policy beneath. A checkpoint of it
+    is one of that policy."""
 
     config_class: ClassVar[type] = OwnConfig
     config: Any

@@ -1,5 +1,5 @@
-"""Supervised fine-tuning (behaviour cloning) of any policy with an imitation loss, with augmentation; filtered
-BC.
+"""Supervised fine-tuning (behaviour cloning) of any policy with an imitation loss, with augmentation;
+filtered BC.
 
 Filtered BC keeps the successful episodes of a rollout and clones them (Chen et al. 2020, "BAIL";
 also called rejection fine-tuning). Learning rate: linear warm-up, then a cosine to a floor

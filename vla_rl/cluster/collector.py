@@ -144,8 +144,8 @@ class RayCollector(Collector):
 
 
 class AheadRayCollector(RayCollector):
-    """Plans are issued early ("ahead" in `Collector.can`), and actors go on from one to the next while the
-    driver learns.
+    """Plans are issued early ("ahead" in `Collector.can`), and actors go on from one to the
+    next while the driver learns.
 
     New weights reach episodes under way at their next decision, and each decision knows its
     version. Work goes to whoever has room, so a slow actor holds up no more than what it has.

@@ -31,8 +31,8 @@ def trajectories_of_dataset(
     limit: int = 0,
     seed: int = 0,
 ) -> list[Trajectory]:
-    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`) to
-    learn from: without those that the run which collected them keeps out of training
+    """Demonstrations of a LeRobotDataset v3 folder as trajectories (`demonstration_trajectories`)
+    to learn from: without those that the run which collected them keeps out of training
     (`DatasetError` where that leaves none). Of those beyond ``limit`` no picture is decoded."""
     choose = functools.partial(_draw, limit=limit, seed=seed, to_learn_from=path)
     dataset = load_demonstrations(path, embodiment, choose=choose)
@@ -165,8 +165,8 @@ class Source:
 def dataset_source(
     folder: Path, *, stride: int = 4, limit: int = 0, to_learn_from: bool = False
 ) -> Source:
-    """The demonstrations of a LeRobotDataset v3 folder, `to_learn_from` as `trajectories_of_dataset`
-    has them, else all."""
+    """The demonstrations of a LeRobotDataset v3 folder, ``to_learn_from`` as
+    `trajectories_of_dataset` has them, else all."""
     choose = functools.partial(
         _draw, limit=limit, seed=0, to_learn_from=folder if to_learn_from else None
     )

@@ -19,7 +19,8 @@ class ActorPolicy(Policy):
     ``encoder`` (frames to features, trained by critics) and ``actor`` (features to a latent action
     of ``latent_dim`` numbers in (−1, 1)) are its trained modules. Units are half-ranges of the
     embodiment's bounds, [−1, 1]; d is the number of what critics read of an action. More that one
-    ``can``: "actor" (`propose`), "weighted_imitation", "gripper", "steering" and "ranked_candidates".
+    ``can``: "actor" (`propose`), "weighted_imitation", "gripper", "steering" and
+    "ranked_candidates".
     """
 
     required = ("act", "propose", "annotate")

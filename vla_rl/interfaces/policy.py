@@ -20,8 +20,8 @@ class Policy(Offering):
     `act` is what every policy has; all else is optional, and stands here with what is assumed of a
     policy without it. A policy subclasses this, or is any object with methods of the same names
     (`Policy.of`). What one ``can`` is told by the methods it has: "likelihood" (`evaluate`),
-    "imitation", "value", "features", "cached_features" (imitation from features that were kept), "noise",
-    "chain", "guidance", "distillation", "memory", "ranks", "image_features", "publishing".
+    "imitation", "value", "features", "cached_features" (imitation from features that were
+    kept), "noise", "chain", "guidance", "distillation", "memory", "ranks", "image_features", "publishing".
     """
 
     required: ClassVar[tuple[str, ...]] = ("act",)

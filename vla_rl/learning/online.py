@@ -235,24 +235,20 @@ class OnlineRL:
             try:
                 return episodes, use(episodes)
             except EpisodesLost as lost:
-                episodes = self._again(episodes, lost)
-
-    def _again(self, episodes: list[Trajectory], lost: EpisodesLost) -> list[Trajectory]:
-        specs = [t.episode for t in episodes if t.rollout_id in lost.rollout_ids]
-        anew = {t.rollout_id: t for t in self.collector.collect(specs).trajectories}
-        return [anew.get(t.rollout_id, t) for t in episodes]
+                specs = [t.episode for t in episodes if t.rollout_id in lost.rollout_ids]
+                anew = {t.rollout_id: t for t in self.collector.collect(specs).trajectories}
+                episodes = [anew.get(t.rollout_id, t) for t in episodes]
 
     def _learn(self, got: _Gathered, scorer: RewardScorer) -> dict[str, float]:
         """Update the policy, the curriculum and the counters; returns the iteration's metrics."""
-        started, counters, chosen = time.perf_counter(), self.counters, got.chosen
-        while True:
-            try:
-                if chosen is not got.chosen:  # some had to run again
-                    got.rewards, got.named, _ = scorer.score(chosen, self._reward_names)
-                metrics = got.metrics | self.learner.learn(chosen, got.rewards, got.named)
-                break
-            except EpisodesLost as lost:
-                chosen = self._again(chosen, lost)
+        started, counters, scored = time.perf_counter(), self.counters, got.chosen
+
+        def learned(chosen: list[Trajectory]) -> dict[str, float]:
+            if chosen is not scored:  # some had to run again
+                got.rewards, got.named, _ = scorer.score(chosen, self._reward_names)
+            return self.learner.learn(chosen, got.rewards, got.named)
+
+        metrics = got.metrics | self._with_all(scored, learned)[1]
         metrics |= {"time/update": time.perf_counter() - started} | self.curriculum.metrics()
         self.curriculum.tick()
         counters.iteration += 1

@@ -100,28 +100,33 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
             if env is not None:
                 run.env = env
             for name in config.phases:
-                record = phases.setdefault(name, {"seconds": 0.0, "complete": False})
-                if record["complete"] and name != "report":
-                    progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
-                    continue
-                started, before = time.perf_counter(), record["seconds"]
-                progress.say(f"{name}: {PHASES[name].says}")
-                counted = 0.0
-                try:
-                    result = FUNCTIONS[name](run)
-                    # by the phase itself; a killed process has not written them here
-                    counted = result.pop("seconds", 0.0)
-                    record |= result | {"complete": True}
-                except TrainingDiverged as error:
-                    raise TrainingDiverged(f"{error}{last_good_text(folder, name)}") from error
-                finally:
-                    record["seconds"] = max(counted, before + time.perf_counter() - started)
-                    phases["peak_memory_bytes"] = memory.sample()
-                    write_json(folder / "phases.json", phases)
+                _run_phase(run, name, memory)
             # The report's own seconds and the last peak are known only now.
             write_report(folder)
             progress.say(f"report: {folder / 'report.html'}")
     return folder
+
+
+def _run_phase(run: Run, name: str, memory: MemoryWatch) -> None:
+    """One phase, unless it is complete; what came of it stands in phases.json, however it ends."""
+    record = run.phases.setdefault(name, {"seconds": 0.0, "complete": False})
+    if record["complete"] and name != "report":
+        run.progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
+        return
+    started, before = time.perf_counter(), record["seconds"]
+    run.progress.say(f"{name}: {PHASES[name].says}")
+    counted = 0.0
+    try:
+        result = FUNCTIONS[name](run)
+        # by the phase itself; a killed process has not written them here
+        counted = result.pop("seconds", 0.0)
+        record |= result | {"complete": True}
+    except TrainingDiverged as error:
+        raise TrainingDiverged(f"{error}{last_good_text(run.dir, name)}") from error
+    finally:
+        record["seconds"] = max(counted, before + time.perf_counter() - started)
+        run.phases["peak_memory_bytes"] = memory.sample()
+        write_json(run.dir / "phases.json", run.phases)
 
 
 def plan(config: RunConfig, *, fresh: bool = False) -> str:
