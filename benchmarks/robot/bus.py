@@ -91,7 +91,8 @@ class Sway:
 
     def __init__(self, low: np.ndarray, high: np.ndarray, rng: np.random.Generator):
         self.low, self.high, self.rng = low, high, rng
-        self.goal, self.left = np.zeros(0), 0
+        self.goal: np.ndarray = np.zeros(0)
+        self.left = 0
 
     def __call__(self, images: Any, proprio: np.ndarray, text: str, first: bool) -> np.ndarray:
         if self.left <= 0:

@@ -62,7 +62,7 @@ class Loop:
         self.ended = False  # who told it what to do is gone
         self._active: Any = None  # the motion that runs
         self._begun = False  # whether it has had its first command
-        self._told = np.zeros(0)  # what the robot said last that it was commanded
+        self._told: np.ndarray = np.zeros(0)  # what the robot said last that it was commanded
         self._aimed: tuple[float, np.ndarray] | None = None  # a target that waits for its motion
         self._heard = -np.inf  # a target, or a hold
         self._stopped = False

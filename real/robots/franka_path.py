@@ -110,7 +110,9 @@ class JointPath(_Path):
     def __init__(self, share: float):
         every = np.ones(len(SPEED))
         super().__init__(1, (SPEED, ACCELERATION * every, JERK * every), share)
-        self.joints = self._input = self._target = np.zeros(len(SPEED))
+        self.joints: np.ndarray = np.zeros(len(SPEED))
+        self._input: np.ndarray = self.joints
+        self._target: np.ndarray = self.joints
 
     def begin(self, joints: np.ndarray) -> None:
         """At rest, where the robot's own motion generator says that it is."""
