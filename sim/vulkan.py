@@ -79,7 +79,7 @@ def probe(driver: str = "", *, draw: bool = False, timeout: float = 180.0) -> st
 
     ``driver``: a manifest (an ICD's JSON file) to use; empty takes what there is.
     """
-    environment = dict(os.environ)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     if driver:
         environment |= dict.fromkeys(CHOICES, driver)
     command = [sys.executable, "-c", _PROBE, *(["draw"] if draw else [])]

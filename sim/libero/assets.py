@@ -99,7 +99,7 @@ def judged(place: Path) -> Copy:
     for name, wanted in published().items():
         try:
             with open(place / name, "rb") as file:
-                found = hashlib.sha256(file.read()).hexdigest()
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
             missing.append(name)
             continue

@@ -420,8 +420,8 @@ def run_child(
     code: str, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[dict | None, str]:
     """Run Python code in a child process; its last line of output as JSON, or None and why not
-    in one line."""
-    env = {**os.environ, **(environment or {})}
+    in one line. A library for matrices starts no threads in it."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **(environment or {})}
     env = {k: v for k, v in env.items() if v != "" or k not in (environment or {})}
     try:
         done = subprocess.run(
