@@ -46,7 +46,7 @@ KINDS = (
     *SURROUNDINGS,
 )
 STORE_MIB = 128  # of each node
-_DISK_MIB = {"run": 64, "ray": 512}  # of the small disks
+_DISK_MIB = {"run": 256, "ray": 512}  # of the small disks; a run asks for 100 before it begins
 _ATTEMPTS = 5  # to start a node
 _PATIENCE = 300.0  # seconds for a process to be there
 _NEARLY = 0.97  # of Ray's disk: beyond 0.95 it puts nothing there any more
