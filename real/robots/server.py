@@ -31,7 +31,7 @@ from real.ring import RingWriter
 from real.robots.faults import Defects, Fault
 from real.robots.guarded import driven
 from real.robots.protocol import Reference, RobotLost
-from real.robots.simulated import Picture, SimulatedRobot
+from real.robots.simulated import Log, Picture, SimulatedRobot
 from real.robots.world import Coach
 from real.scheduling import ORPHANED, Deadlines, freeze_garbage, orphaned, own_config
 from vla_rl.errors import ConfigError, UserError
@@ -64,17 +64,11 @@ class ArmServer:
         else:
             self.robot = self.simulated = self._simulate(config)
         self.server = Server(config["socket"], rate=math.inf)  # no "stop" is one too many
-        self.rings: dict[str, RingWriter] = {}
-        self._numbers: dict[str, int] = {}
-        self._devices: dict[str, Any] = {}
-        if config.get("camera_device", "") not in ("", "realsense"):
-            raise ConfigError(
-                f"robot.camera_device={config['camera_device']}: use realsense, or leave it out"
-            )
+        self._pictures = _Pictures(config.get("camera_device", ""))
         self._log = None
         if config.get("log"):
-            self._log = open(config["log"], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        self._logged = [0.0, 0.0, 0.0]
+            did = self.simulated.log if self.simulated is not None else Log()  # a driver's is empty
+            self._log = _LogFile(config["log"], did)
         self._trouble = ""  # what its driver raised, until a person acknowledges it
         self._kept = True  # whether the arm took the stop that this asks for
         # publications in a row that the world called a success; whether that was told
@@ -120,11 +114,13 @@ class ArmServer:
             with self._holding():
                 self._publish()
             self._judge(hz)
-            self._write_log()
+            if self._log is not None:
+                self._log.write()
             if camera_hz and time.monotonic() - shown >= 1.0 / camera_hz - 0.5 / hz:
                 shown = time.monotonic()
                 with self._holding():
-                    self._show(shown)
+                    for picture in self.robot.pictures():
+                        self._tell(msgpack.packb(["frame", *self._pictures.place(picture, shown)]))
             if not self._kept:
                 self._kept = self.robot.stop()
         self.robot.stop()
@@ -232,25 +228,32 @@ class ArmServer:
         for connection in self.server.connections:
             self.server.send(connection, packet)
 
-    def _show(self, now: float) -> None:
-        for picture in self.robot.pictures():
-            if self.config.get("camera_device"):
-                picture = self._through_device(picture)
-            ring = self.rings.get(picture.camera)
-            if ring is None:
-                ring = self.rings[picture.camera] = RingWriter(picture.camera, picture.image.shape)
-            number = self._numbers[picture.camera] = self._numbers.get(picture.camera, -1) + 1
-            slot = ring.write(picture.image, number)
-            place = [
-                picture.camera,
-                ring.address,
-                slot,
-                number,
-                picture.device_no,
-                now,
-                picture.device_stamp,
-            ]
-            self._tell(msgpack.packb(["frame", *place, *picture.image.shape]))
+
+class _Pictures:
+    """Where clients find an arm's pictures: a ring of shared memory for each camera. With
+    ``device`` "realsense" they go through a software device of that SDK."""
+
+    def __init__(self, device: str):
+        if device not in ("", "realsense"):
+            raise ConfigError(f"robot.camera_device={device}: use realsense, or leave it out")
+        self._device = device
+        self._rings: dict[str, RingWriter] = {}
+        self._numbers: dict[str, int] = {}
+        self._devices: dict[str, Any] = {}
+
+    def place(self, picture: Picture, now: float) -> list[Any]:
+        """Write it, and say where it lies: camera, ring, slot, number, the device's number, ``now``,
+        the device's time, and the shape."""
+        if self._device:
+            picture = self._through_device(picture)
+        camera, shape = picture.camera, picture.image.shape
+        ring = self._rings.get(camera)
+        if ring is None:
+            ring = self._rings[camera] = RingWriter(camera, shape)
+        number = self._numbers[camera] = self._numbers.get(camera, -1) + 1
+        slot = ring.write(picture.image, number)
+        number_of_device, stamp = picture.device_no, picture.device_stamp
+        return [camera, ring.address, slot, number, number_of_device, now, stamp, *shape]
 
     def _through_device(self, picture: Picture) -> Picture:
         """Shown to a software device, and taken from it as from a camera."""
@@ -265,19 +268,26 @@ class ArmServer:
         assert grabbed is not None, "a software device gives what it was shown"
         return Picture(picture.camera, grabbed.device_no, grabbed.device_stamp, grabbed.image)
 
-    def _write_log(self) -> None:
-        if self._log is None or self.simulated is None:
-            return
-        log = self.simulated.log
+
+class _LogFile:
+    """What a simulated arm did, as lines of text that `read_log` reads."""
+
+    def __init__(self, path: str, did: Log):
+        self._did, self._file = did, open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._written = [0.0, 0.0, 0.0]  # the time of the last line of each kind
+
+    def write(self) -> None:
+        """All that came since the last call."""
+        did = self._did
         kinds: list[tuple[str, list[tuple[float, Any]]]]
-        kinds = [("target", log.targets), ("path", log.path), ("event", log.events)]
+        kinds = [("target", did.targets), ("path", did.path), ("event", did.events)]
         for i, (kind, entries) in enumerate(kinds):
             for t, value in entries:
-                if t > self._logged[i]:
+                if t > self._written[i]:
                     text = value if isinstance(value, str) else " ".join(f"{x:.9g}" for x in value)
-                    self._log.write(f"{kind} {t:.6f} {text}\n")
+                    self._file.write(f"{kind} {t:.6f} {text}\n")
             if entries:
-                self._logged[i] = entries[-1][0]
+                self._written[i] = entries[-1][0]
             entries.clear()
 
 
