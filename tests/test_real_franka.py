@@ -193,7 +193,7 @@ def closed():
     yield
     for made in Rig.made:
         made.here.close()
-        made.loop.link.close()
+        made.loop.line.link.close()
     Rig.made.clear()
 
 

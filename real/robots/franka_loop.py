@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
@@ -40,6 +40,34 @@ _MODES = {
 STOPPED = "stopped"
 
 
+class _Line:
+    """To who tells this process what to do, over the socket ``link``: messages of a kind and what
+    goes with it. It never waits."""
+
+    def __init__(self, link: socket.socket):
+        self.link = link
+        link.setblocking(False)
+
+    def waiting(self) -> Iterator[tuple[str, list[float]] | None]:
+        """All messages that have come; None, as the last, where nobody is at the other end."""
+        while True:
+            try:
+                packet = read_packet(self.link)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                yield None
+                return
+            kind, numbers = msgpack.unpackb(packet)
+            yield kind, numbers
+
+    def send(self, kind: str, what: Any) -> None:
+        with contextlib.suppress(OSError):  # nobody reads
+            self.link.send(msgpack.packb([kind, what]))
+
+
 class Loop:
     """``config``: address, control ("joints" or "cartesian"), dynamics (share of Franka's limits),
     joint_impedance, cartesian_impedance, collision_torque, collision_force, realtime, reads (it is
@@ -52,8 +80,8 @@ class Loop:
         library: Any,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.config, self.link, self.library, self.clock = config, link, library, clock
-        link.setblocking(False)
+        self.config, self.library, self.clock = config, library, clock
+        self.line = _Line(link)
         self.path: JointPath | PosePath = (
             JointPath(config["dynamics"])
             if config["control"] == "joints"
@@ -108,19 +136,12 @@ class Loop:
     # ------------------------------------------------------------------------------- what it is told
     def _hear(self) -> None:
         now = self.clock()
-        while True:
-            try:
-                packet = read_packet(self.link)
-            except BlockingIOError:
-                break
-            except OSError:
-                packet = b""
-            if not packet:
+        for message in self.line.waiting():
+            if message is None:
                 self.ended = True
                 self.path.hold()
-                break
-            kind, numbers = msgpack.unpackb(packet)
-            self._take(kind, numbers, now)
+            else:
+                self._take(*message, now)
         if now - self._heard > SILENCE_S:
             self._aimed = None
             self.path.hold()
@@ -146,7 +167,7 @@ class Loop:
             try:
                 self._robot.automatic_error_recovery()
             except Exception as error:
-                return self._send("said", f"the robot does not recover: {first_line(error)}")
+                return self.line.send("said", f"the robot does not recover: {first_line(error)}")
         self._stopped, self._broken = False, ()
         return None
 
@@ -215,7 +236,7 @@ class Loop:
         self.path.hold()
         if isinstance(error, self.library.NetworkException):
             self._robot, self._tried = None, self.clock()
-            return self._send("lost", f"the robot does not answer: {first_line(error)}")
+            return self.line.send("lost", f"the robot does not answer: {first_line(error)}")
         self._broken = named_in(str(error)) or (first_line(error),)
         return None
 
@@ -228,7 +249,7 @@ class Loop:
         try:
             self._connect()
         except Exception as error:
-            self._send("lost", f"the robot does not answer: {first_line(error)}")
+            self.line.send("lost", f"the robot does not answer: {first_line(error)}")
 
     # ------------------------------------------------------------------------------- what it tells
     def _troubles(self, state: Any) -> tuple[str, ...]:
@@ -251,11 +272,7 @@ class Loop:
             list(self._troubles(state)),
             self.lost_ms,
         ]
-        self._send("state", found)
-
-    def _send(self, kind: str, what: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody reads
-            self.link.send(msgpack.packb([kind, what]))
+        self.line.send("state", found)
 
 
 def errors_of(errors: Any) -> tuple[str, ...]:
