@@ -145,37 +145,6 @@ class Ranks:
                 "takes its share of the same one: give all ranks the same data and seeds"
             )
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make every gradient the sum over the ranks of those that lie ready; one that lies ready
-        on some is 0 on others.
-
-        Gradients of spread weights (`shard`) are already the mean over the ranks.
-        """
-        if self.size == 1:
-            return
-        whole: list[nn.Parameter] = []
-        for p in parameters:
-            if not is_sharded(p):
-                whole.append(p)
-            elif p.grad is not None:
-                p.grad.mul_(self.size)
-        ready = (
-            self.sum(torch.tensor([p.grad is not None for p in whole], dtype=torch.int32)).tolist()
-            if whole
-            else []
-        )
-        buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for p, count in zip(whole, ready, strict=True):
-            if count:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                buckets.setdefault((p.grad.dtype, p.grad.device), []).append(p.grad)
-        for gradients in buckets.values():
-            summed = self.sum(torch.cat([g.reshape(-1) for g in gradients])).split(
-                [g.numel() for g in gradients]
-            )
-            for gradient, part in zip(gradients, summed, strict=True):
-                gradient.copy_(part.view(gradient.shape))
-
     def _device(self) -> torch.device:
         return torch.device("cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
 
@@ -251,6 +220,38 @@ def shard(policy: Any, ranks: Ranks | None = None, mode: str = "sharded") -> Any
         if hasattr(policy, name):
             register_fsdp_forward_method(policy, name)
     return policy
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Make every gradient the sum over the ranks of those that lie ready; one that lies ready
+    on some is 0 on others. Collective.
+
+    Gradients of spread weights (`shard`) are already the mean over the ranks.
+    """
+    if ranks.size == 1:
+        return
+    whole: list[nn.Parameter] = []
+    for p in parameters:
+        if not is_sharded(p):
+            whole.append(p)
+        elif p.grad is not None:
+            p.grad.mul_(ranks.size)
+    ready = (
+        ranks.sum(torch.tensor([p.grad is not None for p in whole], dtype=torch.int32)).tolist()
+        if whole
+        else []
+    )
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for p, count in zip(whole, ready, strict=True):
+        if count:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            buckets.setdefault((p.grad.dtype, p.grad.device), []).append(p.grad)
+    for gradients in buckets.values():
+        summed = ranks.sum(torch.cat([g.reshape(-1) for g in gradients])).split(
+            [g.numel() for g in gradients]
+        )
+        for gradient, part in zip(gradients, summed, strict=True):
+            gradient.copy_(part.view(gradient.shape))
 
 
 def is_sharded(x: Any) -> bool:

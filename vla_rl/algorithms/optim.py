@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
-from vla_rl.ranks import Ranks, is_sharded, plain, spread_like
+from vla_rl.ranks import Ranks, is_sharded, plain, spread_like, sum_gradients
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -163,7 +163,7 @@ class GuardedStep:
         training seem to run.
         """
         trained = [p for g in optimizer.param_groups for p in g["params"]]
-        self.ranks.sum_gradients(trained)
+        sum_gradients(trained, self.ranks)
         params = [p for p in trained if p.grad is not None]
         if not params:
             raise NoGradient(
