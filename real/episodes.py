@@ -52,6 +52,12 @@ class Plan:
     returns: Returns | None = None
     past: tuple[Tried, ...] = ()
 
+    def task(self, number: int, chosen: str) -> Task:
+        """Of episode ``number``: the one that a person has ``chosen``, by its text, else the next
+        in turn."""
+        in_turn = self.tasks[number % len(self.tasks)]
+        return next((task for task in self.tasks if task.text == chosen), in_turn)
+
 
 @dataclass
 class Outcome:
@@ -314,7 +320,7 @@ class Conductor:
                 return []
             if not self._asking.token:
                 return self._asking.lead("reset", now)
-            task, how = self._next_task(), ""
+            task, how = self.plan.task(len(self.outcomes), self._chosen), ""
             if self.rounds is not None:
                 task, how = self.rounds.next, STAY if self.rounds.begun else ""
             elif self.starts is not None:
@@ -326,11 +332,6 @@ class Conductor:
         if not self.plan.policy:
             return self._asking.let_go()
         return self._asking.lead("start", now)
-
-    def _next_task(self) -> Task:
-        """The one that a person chose, else the plan's in turn."""
-        in_turn = self.plan.tasks[len(self.outcomes) % len(self.plan.tasks)]
-        return next((task for task in self.plan.tasks if task.text == self._chosen), in_turn)
 
     def _during(self, state: State, current: Outcome, now: float) -> Requests:
         if self._shows:

@@ -96,16 +96,8 @@ class LeRobotArm:
     def connect(self) -> None:
         """Raises `ConfigError`; before any motor is written to where the arm is not calibrated."""
         for part in self._parts.values():
-            part.configure = _Configure(part, part.configure, self._uncalibrated)
+            part.configure = _Configure(part, part.configure, uncalibrated(self.name, self._id))
         self._open()
-
-    def _uncalibrated(self) -> ConfigError:
-        kind = self.name.removeprefix("lerobot_")
-        return ConfigError(
-            f"{self.name} is not calibrated, or by another file: support it by hand and run "
-            f"`lerobot-calibrate --robot.type={kind} --robot.port=PORT "
-            f"--robot.id={self._id or 'ID'}`, and give the same id here (robot.id)"
-        )
 
     def watch(self) -> None:
         """Open it to be read alone: nothing is written to its motors, which a hand may move. Raises
@@ -127,7 +119,7 @@ class LeRobotArm:
                 "cable"
             ) from None
         if not self.device.is_calibrated:
-            raise self._uncalibrated()
+            raise uncalibrated(self.name, self._id)
 
     def observe(self) -> Measured:
         """Blocks while the bus is read."""
@@ -318,12 +310,12 @@ class _Configure:
     """An arm's ``configure``, which lets go of the torque while it writes: left out of an arm
     that holds already."""
 
-    def __init__(self, part: Any, own: Callable[[], None], uncalibrated: Callable[[], ConfigError]):
+    def __init__(self, part: Any, own: Callable[[], None], uncalibrated: ConfigError):
         self._part, self._own, self._uncalibrated = part, own, uncalibrated
 
     def __call__(self) -> None:
         if not self._part.is_calibrated:
-            raise self._uncalibrated()
+            raise self._uncalibrated
         held = holding(self._part)
         if any(held) and not all(held):
             raise ConfigError(
@@ -332,6 +324,16 @@ class _Configure:
             )
         if not any(held):
             self._own()
+
+
+def uncalibrated(name: str, id: str) -> ConfigError:
+    """That the arm ``name``, called ``id`` by lerobot, is not."""
+    kind = name.removeprefix("lerobot_")
+    return ConfigError(
+        f"{name} is not calibrated, or by another file: support it by hand and run "
+        f"`lerobot-calibrate --robot.type={kind} --robot.port=PORT "
+        f"--robot.id={id or 'ID'}`, and give the same id here (robot.id)"
+    )
 
 
 def require_limp(part: Any, name: str) -> None:
