@@ -438,7 +438,7 @@ def collect_episode(
     slot: int = 0,
 ) -> dict[str, Any]:
     """Run one episode with the scripted expert of ``env.expert``; noise as in
-    `sim.toy.collect_episode`.
+    `sim.simple.SimpleSimulator.collect_episode`.
 
     An expert is called with the env's own observation, or has a method ``get_action`` or ``act``
     that is. `UserError` where none is named.

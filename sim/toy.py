@@ -7,27 +7,22 @@ the image alone, so vision matters; a random policy hardly ever succeeds, the or
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sim.recording import record_demonstration
-from sim.slots import instruction
+from sim.simple import Running, SimpleSimulator, spot
 from vla_rl import splits
 from vla_rl.bounds import Bounded, bound
-from vla_rl.errors import ConfigError, UserError
+from vla_rl.errors import UserError
 from vla_rl.specs import (
     CameraSpec,
     EmbodimentSpec,
     EpisodeSpec,
-    SlotObservation,
-    SlotStep,
     TaskSpec,
 )
 
@@ -80,20 +75,18 @@ class ToyConfig(Bounded, place="env"):
 
 
 @dataclass
-class _Slot:
-    episode: EpisodeSpec
+class _Scene:
     target: int  # index into COLORS
-    instruction: str
     agent: np.ndarray  # [2] metres
     goals: np.ndarray  # [2 colours, 2] metres
     step_seconds: float
-    control_step: int = 0
     went_to_other: bool = False
+    broken: bool = False  # a fault's: what is seen of the agent is no number
 
 
-class ToyReach:
-    """`vla_rl.interfaces.Simulator`; tasks ``reach_red`` and ``reach_blue``. A failure is
-    "wrong_object" once the other goal was reached, else "never_reached".
+class ToyReach(SimpleSimulator[_Scene]):
+    """Tasks ``reach_red`` and ``reach_blue``. A failure is "wrong_object" once the other goal was
+    reached, else "never_reached".
 
     Actions [2] are velocities as a fraction of ``max_step`` per control step. Proprio [2] is the
     agent's position (m); privileged [9]: agent, red and blue goal (m, x y each), one-hot target,
@@ -103,7 +96,7 @@ class ToyReach:
     privileged_dim = 9
 
     def __init__(self, config: ToyConfig | None = None) -> None:
-        self.config = config or ToyConfig()
+        super().__init__(config or ToyConfig())
         size = self.config.image_size
         self.embodiment = EmbodimentSpec(
             name="toy_reach",
@@ -131,71 +124,52 @@ class ToyReach:
             )
             for color in COLORS
         )
-        self._slots: dict[int, _Slot] = {}
-        # of the pixels of a row, metres
-        self._centres = (np.arange(size) + 0.5) / size * 2 * _VIEW - _VIEW
-        self._blob_width = 2 * _VIEW / size  # one pixel
 
-    def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
-        """Place agent and goals by the episode's task, initial state and split; `ConfigError`
-        for an unknown task."""
-        names = [task.task_id for task in self.tasks]
-        if episode.task_id not in names:
-            raise ConfigError(
-                f"toy task {episode.task_id!r} is unknown: use one of {', '.join(names)}."
-            )
-        target = names.index(episode.task_id)
-        task = self.tasks[target]
+    def begin(self, episode: EpisodeSpec, rng: np.random.Generator) -> _Scene:
+        """Agent and goals, placed by the episode's initial state and split."""
+        target = [task.task_id for task in self.tasks].index(episode.task_id)
         agent, *goals = _placement(episode)
-        self._slots[slot] = _Slot(
-            episode, target, instruction(task, episode), agent, np.stack(goals), self._pace(episode)
-        )
+        scene = _Scene(target, agent, np.stack(goals), self._pace(episode))
         if self.config.fault_control_step < 0:
             self._fault(episode)
-        return self._observe(slot)
+        return scene
 
-    def step(self, slot: int, actions: np.ndarray) -> SlotStep:
-        """Move by ``actions`` [h 2] until the named goal is reached or time is up."""
-        s = self._slots[slot]
-        if not np.isfinite(actions).all():
-            raise ValueError(f"toy actions must be finite, got {np.asarray(actions).tolist()}")
-        rewards = np.zeros(len(actions), dtype=np.float32)
-        success, executed, broken = False, 0, False
-        for action in np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0):
-            if s.control_step == self.config.fault_control_step:
-                broken = self._fault(s.episode)
-            if s.step_seconds:
-                time.sleep(s.step_seconds)
-            s.agent = np.clip(s.agent + self.config.max_step * action, -HALF_WIDTH, HALF_WIDTH)
-            s.control_step += 1
-            executed += 1
-            success = bool(
-                np.linalg.norm(s.agent - s.goals[s.target]) <= self.config.success_radius
-            )
-            s.went_to_other |= bool(
-                np.linalg.norm(s.agent - s.goals[1 - s.target]) <= self.config.success_radius
-            )
-            rewards[executed - 1] = float(success)
-            if success or s.control_step >= self.config.horizon:
-                break
-        if broken:
-            s.agent = s.agent * np.nan
-        truncated = not success and s.control_step >= self.config.horizon
-        failure = ("wrong_object" if s.went_to_other else "never_reached") if truncated else ""
-        return SlotStep(
-            self._observe(slot), rewards, executed, success, truncated, success, failure
-        )
+    def move(self, s: Running[_Scene], action: np.ndarray) -> bool:
+        """Whether the named goal is reached."""
+        scene, radius = s.state, self.config.success_radius
+        if s.elapsed == self.config.fault_control_step:
+            scene.broken = self._fault(s.episode)
+        if scene.step_seconds:
+            time.sleep(scene.step_seconds)
+        scene.agent = np.clip(scene.agent + self.config.max_step * action, -HALF_WIDTH, HALF_WIDTH)
+        distances = [np.linalg.norm(scene.agent - goal) for goal in scene.goals]
+        scene.went_to_other |= bool(distances[1 - scene.target] <= radius)
+        return bool(distances[scene.target] <= radius)
 
-    def close(self) -> None:
-        self._slots.clear()
+    def failure(self, s: Running[_Scene]) -> str:
+        return "wrong_object" if s.state.went_to_other else "never_reached"
+
+    def look(self, s: Running[_Scene]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        goals, target = s.state.goals, s.state.target
+        agent = s.state.agent * np.nan if s.state.broken else s.state.agent
+        spots = [spot(c, _VIEW, self.config.image_size) for c in (goals[0], agent, goals[1])]
+        privileged = np.concatenate([agent, *goals, np.eye(len(COLORS))[target], [s.time_left]])
+        return {CAMERA: np.stack(spots, axis=-1)}, agent, privileged
+
+    def expert(self, s: Running[_Scene]) -> np.ndarray:
+        return self._way(s.state, 1)[0]
 
     def oracle(self, slot: int, chunk_length: int) -> np.ndarray:
         """Actions float32 [h 2] that take the slot's agent straight to its goal, and then keep
         it there."""
-        s = self._slots[slot]
-        agent, actions = s.agent, np.zeros((chunk_length, 2), dtype=np.float32)
+        return self._way(self._slots[slot].state, chunk_length)
+
+    def _way(self, scene: _Scene, chunk_length: int) -> np.ndarray:
+        agent, actions = scene.agent, np.zeros((chunk_length, 2), dtype=np.float32)
         for action in actions:
-            action[:] = np.clip((s.goals[s.target] - agent) / self.config.max_step, -1.0, 1.0)
+            action[:] = np.clip(
+                (scene.goals[scene.target] - agent) / self.config.max_step, -1.0, 1.0
+            )
             agent = agent + self.config.max_step * action
         return actions
 
@@ -210,29 +184,6 @@ class ToyReach:
             / shape
             * (1 + np.random.default_rng(episode.seed).pareto(shape))
         )
-
-    def _observe(self, slot: int) -> SlotObservation:
-        s = self._slots[slot]
-        left = 1.0 - s.control_step / self.config.horizon
-        privileged = np.concatenate([s.agent, *s.goals, np.eye(len(COLORS))[s.target], [left]])
-        image = np.stack(
-            [self._blob(s.goals[0]), self._blob(s.agent), self._blob(s.goals[1])], axis=-1
-        )
-        return SlotObservation(
-            {CAMERA: image},
-            s.agent.astype(np.float32),
-            s.instruction,
-            privileged.astype(np.float32),
-        )
-
-    def _blob(self, centre: np.ndarray) -> np.ndarray:
-        """A Gaussian spot uint8 [H W], so that its position can be read to a fraction of a
-        pixel."""
-        x, y = np.nan_to_num(centre, nan=1e3)  # a fault's NaN is out of sight
-        row, column = (
-            np.exp(-0.5 * ((self._centres - c) / self._blob_width) ** 2) for c in (x, -y)
-        )
-        return (255 * np.outer(column, row)).round().astype(np.uint8)  # the first row is the top
 
     def _fault(self, episode: EpisodeSpec) -> bool:
         """Do what ``config.fault`` says where it applies; True means: corrupt the state."""
@@ -254,33 +205,6 @@ class ToyReach:
         elif c.fault == "user_error":
             raise UserError("a user error was asked for")
         return c.fault == "nan"
-
-
-def collect_episode(
-    simulator: ToyReach,
-    episode: EpisodeSpec,
-    *,
-    noise_std: float = 0.0,
-    rng: np.random.Generator | None = None,
-    slot: int = 0,
-) -> dict[str, Any]:
-    """Run one episode with the oracle: noise goes into the executed action, the label stays clean
-    (DART).
-
-    ``noise_std`` is the std of the Gaussian, as a share of the action's half-range; ``rng`` draws
-    it (default: from the episode's seed). Returns ``images`` {camera: uint8 [T H W 3]}, ``proprio``
-    float32 [T p], ``actions`` float32 [T a], ``instruction``, ``success``, ``task_id``,
-    ``init_state_id``; row t is what was seen at control step t.
-    """
-    rng = np.random.default_rng(episode.seed) if rng is None else rng
-    observation = simulator.start(slot, episode)
-    return record_demonstration(
-        episode,
-        observation,
-        act=lambda: simulator.oracle(slot, 1)[0],
-        disturb=lambda label: label + noise_std * rng.standard_normal(label.shape),
-        execute=functools.partial(simulator.step, slot),
-    )
 
 
 def _placement(episode: EpisodeSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,10 +15,6 @@ class PerturbedToy(toy.ToyReach):
 
     Config = toy.ToyConfig
 
-    @staticmethod
-    def collect_episode(simulator, episode, **options):
-        return toy.collect_episode(simulator, episode, **options)
-
     perturbations: ClassVar[dict[str, Perturbation]] = {
         "grey": Perturbation("grey image", (1, 2)),
         "mute": Perturbation("no words", (1, 2, 3)),

@@ -90,7 +90,6 @@ class Config(toy.ToyConfig):
 
 class Sim(toy.ToyReach):
     Config = Config
-    collect_episode = staticmethod(toy.collect_episode)
 
     def __init__(self, config):
         super().__init__(dataclasses.replace(config, horizon={horizon}))

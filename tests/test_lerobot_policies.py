@@ -33,7 +33,7 @@ from policies.lerobot.package import since
 from policies.lerobot.policy import LeRobotChainPolicy, LeRobotPolicy
 from policies.lerobot.stored import decode
 from policies.settings import LeRobotConfig
-from sim.toy import ToyConfig, ToyReach, collect_episode
+from sim.toy import ToyConfig, ToyReach
 from vla_rl import build, cli
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.checkpoint import load_policy, save_checkpoint
@@ -719,7 +719,7 @@ def test_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     toy = ToyReach(ToyConfig())
     with DemonstrationWriter(tmp_path / "data", toy.embodiment) as writer:
         for i in range(2):
-            writer.add_episode(**collect_episode(toy, EpisodeSpec("reach_red", i)))
+            writer.add_episode(**toy.collect_episode(EpisodeSpec("reach_red", i)))
     tiny = ",".join(f"'{option}'" for option in TINY["act"])
     common = [
         "policy=lerobot",

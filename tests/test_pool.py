@@ -255,7 +255,7 @@ def test_exceptions_of_a_simulator_cost_the_episode_only(tmp_path):
         assert outcomes(result) == expected(20)
         assert result.stats["retries"] == 1 and pool.restarts == 0
         # the simulator's own user errors are raised
-        with pytest.raises(ConfigError, match="'reach_green' is unknown"):
+        with pytest.raises(ConfigError, match="'reach_green' is not configured"):
             ask(pool, [0], lambda slot: pool.start(slot, EpisodeSpec("reach_green", 0)))
 
 

@@ -5,6 +5,7 @@ import pytest
 from contracts import check_env, check_simulator, random_actions
 
 from sim.inline import InlineEnv
+from sim.simple import SimpleSimulator
 from sim.toy import CAMERA, FAULTS, ToyConfig, ToyReach
 from vla_rl import splits
 from vla_rl.errors import ConfigError, UserError
@@ -182,3 +183,13 @@ def test_a_tail_slows_some_episodes_far_more_than_others(monkeypatch):
     assert max(slept) > 5.0 and min(slept) > 0.66
     with pytest.raises(ConfigError, match="step_tail"):
         ToyConfig(step_tail=1.0)
+
+
+def test_one_without_an_expert_says_what_else_to_start_from():
+    class Alone(ToyReach):
+        expert = SimpleSimulator.expert
+
+    with pytest.raises(
+        ConfigError, match="Alone has no demonstrator: give it a method `expert`, or"
+    ):
+        Alone().collect_episode(EpisodeSpec("reach_red", 0))

@@ -222,7 +222,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "sim.lerobot:LeRobotEnvConfig",
             collect="sim.stepped:collect_episode",
         ),
-        "toy": EnvEntry("sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:collect_episode"),
+        "toy": EnvEntry(
+            "sim.toy:ToyReach", "sim.toy:ToyConfig", collect="sim.toy:ToyReach.collect_episode"
+        ),
     },
     "reward": {
         "success": Entry(
