@@ -3,13 +3,53 @@ same words."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
+import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from vla_rl.errors import ConfigError, EmbodimentMismatch
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
+
+WORDS = 32  # bins that the instruction's words are hashed into
+
+
+def flat_size(embodiment: EmbodimentSpec, pixels: int) -> int:
+    """How many numbers `flat_inputs` makes of an observation."""
+    return 3 * pixels**2 * len(embodiment.cameras) + embodiment.proprio_dim + WORDS
+
+
+def flat_inputs(observation: Observation, embodiment: EmbodimentSpec, pixels: int) -> Tensor:
+    """All of an observation for a network that reads a vector, float32 [b f]: pictures of
+    ``pixels`` a side (0 … 1), proprio as it stands there, hashed words."""
+    images = [
+        observation.images[name].permute(0, 3, 1, 2) / 255.0 for name in embodiment.camera_names
+    ]
+    pooled = [adaptive_avg_pool2d(image, pixels).flatten(1) for image in images]
+    words = _hashed_words(observation.instruction).to(observation.proprio)
+    return torch.cat([*pooled, observation.proprio, words], dim=1)
+
+
+def squared_error(
+    mine: Tensor, actions: Tensor, valid: Tensor, unit: Tensor | float = 1.0
+) -> tuple[Tensor, dict[str, float]]:
+    """`imitation_loss` of a policy that says one chunk [b h a]: the mean over the control steps
+    that count, in units of ``unit``."""
+    actions, valid = actions.to(mine.device), valid.to(mine.device)
+    error = ((mine - actions) / unit).square().mean(-1)
+    loss = (error * valid).sum() / valid.sum().clamp(min=1)
+    return loss, {"mse": float(loss.detach())}
+
+
+def _hashed_words(instructions: Sequence[str]) -> Tensor:
+    words = torch.zeros(len(instructions), WORDS)
+    for row, text in zip(words, instructions):
+        for word in text.split():
+            row[zlib.crc32(word.encode()) % WORDS] = 1.0
+    return words
 
 
 def chosen_cameras(names: Sequence[str], embodiment: EmbodimentSpec) -> tuple[CameraSpec, ...]:

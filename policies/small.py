@@ -7,19 +7,18 @@ mean). It is no VLA.
 
 from __future__ import annotations
 
-import zlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
 
 from policies.actors.base import Actor, network
+from policies.inputs import flat_inputs, flat_size, squared_error
 from policies.settings import SmallConfig
 from vla_rl.types import EmbodimentSpec, Observation, PolicyOutput, Trajectory
 
-WORDS = 32  # bins that the instruction's words are hashed into
 FEATURES = "features"
 
 
@@ -43,11 +42,8 @@ class SmallPolicy(Actor):
     def __init__(self, config: SmallConfig, embodiment: EmbodimentSpec) -> None:
         super().__init__(embodiment)
         self.config, self.chunk_length = config, config.chunk_length
-        pixels = 3 * config.pixels**2 * len(embodiment.cameras)
         self.latent_dim = config.chunk_length * embodiment.action_dim
-        self.actor = network(
-            pixels + embodiment.proprio_dim + WORDS, config.hidden, self.latent_dim
-        )
+        self.actor = network(flat_size(embodiment, config.pixels), config.hidden, self.latent_dim)
         self.encoder = _Features()
         self.register_buffer("mean", torch.zeros(embodiment.proprio_dim))
         self.register_buffer("std", torch.ones(embodiment.proprio_dim))
@@ -55,14 +51,9 @@ class SmallPolicy(Actor):
     def features(self, observation: Observation) -> Tensor:
         """Pooled pixels (0 … 1), standardised proprio and hashed words, float32 [b f]; without
         weights of its own."""
-        side, device = self.config.pixels, self.mean.device
-        images = [
-            observation.images[name].to(device).permute(0, 3, 1, 2) / 255.0
-            for name in self.embodiment.camera_names
-        ]
-        pooled = [adaptive_avg_pool2d(image, side).flatten(1) for image in images]
-        proprio = (observation.proprio.to(device) - self.mean) / self.std
-        return torch.cat([*pooled, proprio, self._words(observation.instruction).to(device)], dim=1)
+        seen = observation.to(self.mean.device)
+        seen = dataclasses.replace(seen, proprio=(seen.proprio - self.mean) / self.std)
+        return flat_inputs(seen, self.embodiment, self.config.pixels)
 
     def annotate(self, trajectory: Trajectory) -> dict[str, Tensor]:
         seen = Observation.cat([trajectory.observations, trajectory.final_observation])
@@ -85,18 +76,7 @@ class SmallPolicy(Actor):
         """Mean squared error over the control steps that count, in half-ranges."""
         half = (self.high - self.low) / 2.0
         mine = self.to_chunk(self.propose(self.features(observation), {}, None)[0]).actions
-        actions, valid = actions.to(mine.device), valid.to(mine.device)
-        error = ((mine - actions) / half).square().mean(-1)
-        loss = (error * valid).sum() / valid.sum().clamp(min=1)
-        return loss, {"mse": float(loss.detach())}
-
-    @staticmethod
-    def _words(instructions: Sequence[str]) -> Tensor:
-        words = torch.zeros(len(instructions), WORDS)
-        for row, text in zip(words, instructions):
-            for word in text.split():
-                row[zlib.crc32(word.encode()) % WORDS] = 1.0
-        return words
+        return squared_error(mine, actions, valid, unit=half)
 
     # ----------------------------------------------------------------------------------- checkpoint
     @classmethod

@@ -64,6 +64,12 @@ def examples(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def test_what_has_to_be_written_is_short(examples, tmp_path):
+    """A component of one's own takes at most 40 lines: what else it needs, its base has."""
+    lengths = {file.stem: len(file.read_text().splitlines()) for file in tmp_path.glob("my_*.py")}
+    assert len(lengths) == 7 and max(lengths.values()) <= 40, lengths
+
+
 def make(group: str, name: str, *arguments, **options):
     return build.implementation(group, name)(*arguments, build.config_class(group, name)(**options))
 
@@ -153,9 +159,7 @@ def test_the_advantage_and_the_algorithm_learn_inside_a_run(examples, tmp_path):
     ] >= 4
     assert 0 < rows[-1]["clone/share"] <= 1
     page = (folder / "report.html").read_text()
-    assert (
-        "Share that was rewarded" in page.partition("All other metrics")[0] and "Only" not in page
-    )
+    assert "Rewarded share" in page.partition("All other metrics")[0] and "Only" not in page
 
 
 def test_the_collector_collects_inside_a_run(examples, tmp_path, monkeypatch):

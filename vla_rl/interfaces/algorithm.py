@@ -64,12 +64,11 @@ class Algorithm(Offering):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights, as nested dicts and lists of tensors, numbers and
-        strings."""
-        raise NotImplementedError
+        strings. Here: nothing, so a resumed run begins anew with all else."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        raise NotImplementedError
 
 
 class OnPolicy(Algorithm):
