@@ -8,7 +8,6 @@ import os
 import pickle
 import sys
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,6 +17,7 @@ import pytest
 
 from sim.libero import package, tasks
 from sim.libero.init_states import read_init_states
+from sim.libero.scenes import Scenes
 from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
@@ -463,18 +463,17 @@ def test_each_recorded_case_looked_at_something_of_its_own():
 def test_where_memory_is_short_whole_worlds_go_the_oldest_first(monkeypatch):
     """Of one that several tasks share, all go, or none where a slot is in one of them."""
     free = iter([1 << 30, 1 << 30, 3 << 30])
-    monkeypatch.setattr("sim.libero.simulator.free_memory_bytes", lambda: next(free))
+    monkeypatch.setattr("sim.libero.scenes.free_memory_bytes", lambda: next(free))
     scenes = {name: SimpleNamespace(key=key) for name, key in zip("abcdef", "xyxzwz", strict=True)}
     closed: list[str] = []
     forgotten: list[str] = []
-    made = LiberoSimulator.__new__(LiberoSimulator)
-    made.config = LiberoConfig()
-    made._scenes = OrderedDict(scenes)
-    made._slots = {0: SimpleNamespace(scene=scenes["d"], forget=forgotten.append)}
-    made._worlds = {
-        key: SimpleNamespace(close=functools.partial(closed.append, key)) for key in "xyzw"
-    }
-    made._dropped = set()
-    made._make_room()
+    slots = {0: SimpleNamespace(scene=scenes["d"], forget=forgotten.append)}
+    made = Scenes(LiberoConfig(), (), slots)
+    made.built.update(scenes)
+    made.worlds.update(
+        {key: SimpleNamespace(close=functools.partial(closed.append, key)) for key in "xyzw"}
+    )
+    made.make_room()
     assert closed == forgotten == ["x", "y"]
-    assert list(made._scenes) == ["d", "e", "f"] and set(made._worlds) == {"z", "w"}
+    assert list(made.built) == ["d", "e", "f"] and set(made.worlds) == {"z", "w"}
+    made.worlds.clear()  # (these are nobody's to free)

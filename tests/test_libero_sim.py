@@ -307,7 +307,7 @@ def test_no_gl_backend_is_a_clear_error(monkeypatch) -> None:
     def broken(size: int) -> None:
         raise MissingDependency("The OpenGL backend 'egl' cannot render off-screen here")
 
-    monkeypatch.setattr("sim.libero.simulator.make_context", broken)
+    monkeypatch.setattr("sim.libero.scenes.make_context", broken)
     simulator = make("libero_spatial", "0")
     with pytest.raises(MissingDependency, match="OpenGL"):
         simulator.start(0, EpisodeSpec(SPATIAL, 0))
@@ -475,7 +475,7 @@ def test_few_built_scenes_are_kept_and_rebuilt_alike() -> None:
     first = simulator.start(0, episode)
     simulator.start(0, EpisodeSpec("libero_object/1", 0))
     simulator.start(0, EpisodeSpec("libero_object/1", 1))
-    assert len(simulator._scenes) == 1 and len(simulator._worlds) == 1
+    assert len(simulator.scenes.built) == 1 and len(simulator.scenes.worlds) == 1
     assert_same_observation(simulator.start(0, episode), first)
     simulator.close()
 
@@ -483,15 +483,15 @@ def test_few_built_scenes_are_kept_and_rebuilt_alike() -> None:
 @pytest.mark.slow
 def test_where_memory_is_short_worlds_that_no_slot_is_in_go(monkeypatch, capsys) -> None:
     """And it is said, once, where one of them is built again."""
-    monkeypatch.setattr("sim.libero.simulator.free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("sim.libero.scenes.free_memory_bytes", lambda: 1 << 20)
     simulator = make("libero_object", "0", "1", "2", look="light")
     first = simulator.start(0, EpisodeSpec("libero_object/0", 0))
     simulator.start(1, EpisodeSpec("libero_object/1", 0))
     assert_same_observation(simulator.observe(0), first)
     simulator.start(0, EpisodeSpec("libero_object/1", 1))
     simulator.start(0, EpisodeSpec("libero_object/2", 0))
-    assert list(simulator._scenes) == ["libero_object/1", "libero_object/2"]
-    assert len(simulator._worlds) == 2
+    assert list(simulator.scenes.built) == ["libero_object/1", "libero_object/2"]
+    assert len(simulator.scenes.worlds) == 2
     assert "memory is short" not in capsys.readouterr().err
     for state in (1, 2):
         simulator.start(0, EpisodeSpec("libero_object/0", state))

@@ -28,18 +28,15 @@ otherwise.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
-import sys
-import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.gl import free_context, make_context
 from sim.libero.init_states import read_init_states
+from sim.libero.scenes import Scenes
 from sim.libero.settings import LiberoConfig
 from sim.libero.tasks import (
     GOAL_DIM,
@@ -52,7 +49,6 @@ from sim.libero.tasks import (
 )
 from sim.slots import checked_actions, running, task_named
 from vla_rl import splits
-from vla_rl.devices import free_memory_bytes, release_memory
 from vla_rl.specs import (
     CameraSpec,
     EmbodimentSpec,
@@ -67,12 +63,6 @@ if TYPE_CHECKING:
 
     from sim.libero.backend import Snapshot, TaskScene
 _CACHED_STATES = 4096
-# bytes that have to be free before a scene is built: its textures are there several times meanwhile
-_ROOM = {"exact": 2 << 30, "light": 1 << 30}
-_SHORT_OF_MEMORY = (
-    "LIBERO: memory is short, so a scene that had been dropped is built again, which takes seconds; "
-    "this will go on. Fewer processes (slots.workers), fewer tasks or env.look=light need less."
-)
 _ATTEMPTS = 20  # at a sampled state that does not fulfil the goal already
 # see sim.libero.backend.TaskScene.privileged
 _PRIVILEGED = HAND_DIM + OBJECT_DIM * MAX_OBJECTS + GOAL_DIM * MAX_GOALS
@@ -142,15 +132,9 @@ class LiberoSimulator:
             np.array(self.embodiment.action_high),
         )
         self.privileged_dim = _PRIVILEGED + len(self.tasks)
-        self._worlds: dict[str, Any] = {}
-        self._scenes: OrderedDict[str, TaskScene] = OrderedDict()
         self._slots: dict[int, _Slot] = {}
+        self.scenes = Scenes(config, self.embodiment.cameras, self._slots)
         self._cache: OrderedDict[tuple[str, str, int], Snapshot] = OrderedDict()
-        self._dropped: set[str] = set()  # tasks whose scene went for want of memory
-        self._said = False
-        self._gl: list[Any] = []  # the process's one context, once a scene needs it
-        self._free = weakref.finalize(self, _free_worlds, self._worlds, self._gl)
-        self._free.atexit = False  # see _build
 
     # ---------------------------------------------------------------------- the Simulator interface
     def start(self, slot: int, episode: EpisodeSpec) -> SlotObservation:
@@ -161,7 +145,7 @@ class LiberoSimulator:
         s = self._slots.get(slot) or _Slot()
         s.begin(episode, scene, snapshot, self._horizon[episode.task_id])
         self._slots[slot] = s
-        self._drop_scenes()  # the slot may have left the last use of one
+        self.scenes.drop()  # the slot may have left the last use of one
         return self.observe(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> SlotStep:
@@ -197,8 +181,7 @@ class LiberoSimulator:
         """Free compiled scenes, slots and GL contexts. May be called again."""
         self._slots.clear()
         self._cache.clear()
-        self._scenes.clear()
-        self._free()
+        self.scenes.close()
 
     # ----------------------------------------------------------------------------- where to hook in
     def edit_initial_state(
@@ -268,68 +251,7 @@ class LiberoSimulator:
     def scene(self, task_id: str) -> TaskScene:
         """The task's compiled scene; built at first use, the least recently used ones are
         dropped."""
-        task = self.task(task_id)
-        if task_id in self._scenes:
-            self._scenes.move_to_end(task_id)
-            return self._scenes[task_id]
-        if not self._free.alive:
-            raise ValueError("this simulator is closed: make a new one")
-        self._make_room()
-        if task_id in self._dropped and not self._said:
-            self._said = True
-            print(_SHORT_OF_MEMORY, file=sys.stderr, flush=True)
-        scene = self._scenes[task_id] = self._build(task)
-        self._drop_scenes()
-        return scene
-
-    def _build(self, task: Task) -> TaskScene:
-        from sim.libero.backend import TaskScene
-        from sim.libero.look import Look
-
-        config = self.config
-        if not self._gl:
-            self._gl.append(make_context(config.camera_size))
-            atexit.register(self._free)  # now, so that it runs before mujoco shuts the display down
-        return TaskScene(
-            task,
-            self._worlds,
-            look=Look(config.look),
-            cameras=self.embodiment.cameras,
-            gl=self._gl[0],
-            exact=config.controller == "exact",
-            absolute=config.control_mode == "absolute",
-            assets=config.assets,
-            opening_draws=config.opening_draws,
-        )
-
-    def _make_room(self) -> None:
-        """Drop worlds that no slot is in while the machine has too little memory for one more."""
-        busy = {s.scene.key for s in self._slots.values()}
-        used = dict.fromkeys(scene.key for scene in self._scenes.values())  # the oldest first
-        idle = [key for key in used if key not in busy]
-        while idle and 0 < free_memory_bytes() < _ROOM[self.config.look]:
-            key = idle.pop(0)
-            for task_id in [task for task, scene in self._scenes.items() if scene.key == key]:
-                self._drop(task_id)
-                self._dropped.add(task_id)
-            release_memory()
-
-    def _drop_scenes(self) -> None:
-        """Keep to ``built_scenes``: drop scenes that no slot is in."""
-        busy = {s.scene.task.task_id for s in self._slots.values()}
-        for task_id in list(self._scenes)[:-1]:
-            if len(self._scenes) <= self.config.built_scenes:
-                break
-            if task_id not in busy:
-                self._drop(task_id)
-
-    def _drop(self, task_id: str) -> None:
-        """A scene, and its world where no other one is left of that."""
-        key = self._scenes.pop(task_id).key
-        if all(scene.key != key for scene in self._scenes.values()):
-            self._worlds.pop(key).close()
-            for s in self._slots.values():
-                s.forget(key)
+        return self.scenes.of(self.task(task_id))
 
     def slot(self, slot: int) -> _Slot:
         """What a slot runs, or ran last."""
@@ -362,14 +284,6 @@ def _sampled(config: LiberoConfig, scene: TaskScene, episode: EpisodeSpec) -> Sn
         if not snapshot.success:
             break
     return snapshot
-
-
-def _free_worlds(worlds: dict[str, Any], contexts: list[Any]) -> None:
-    for world in worlds.values():
-        world.close()
-    worlds.clear()
-    while contexts:
-        free_context(contexts.pop())
 
 
 def _posture(task: Task) -> np.ndarray | None:
