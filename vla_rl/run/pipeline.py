@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,31 +100,38 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
             if env is not None:
                 run.env = env
             for name in config.phases:
-                _run_phase(run, name, memory)
+                if not _skipped(run, name):
+                    with _recorded(run, name, memory) as record:
+                        record |= FUNCTIONS[name](run)
             # The report's own seconds and the last peak are known only now.
             write_report(folder)
             progress.say(f"report: {folder / 'report.html'}")
     return folder
 
 
-def _run_phase(run: Run, name: str, memory: MemoryWatch) -> None:
-    """One phase, unless it is complete; what came of it stands in phases.json, however it ends."""
-    record = run.phases.setdefault(name, {"seconds": 0.0, "complete": False})
-    if record["complete"] and name != "report":
+def _skipped(run: Run, name: str) -> bool:
+    """Whether a phase is complete, which is then said."""
+    record = run.phases.get(name, {"complete": False})
+    if skipped := record["complete"] and name != "report":
         run.progress.say(f"{name}: complete ({record['seconds']:.0f} s), skipped")
-        return
+    return skipped
+
+
+@contextlib.contextmanager
+def _recorded(run: Run, name: str, memory: MemoryWatch) -> Iterator[dict[str, Any]]:
+    """A phase runs in the block and puts into the record what came of it: that stands in
+    phases.json, however the phase ends."""
+    record = run.phases.setdefault(name, {"seconds": 0.0, "complete": False})
     started, before = time.perf_counter(), record["seconds"]
     run.progress.say(f"{name}: {PHASES[name].says}")
-    counted = 0.0
     try:
-        result = FUNCTIONS[name](run)
-        # by the phase itself; a killed process has not written them here
-        counted = result.pop("seconds", 0.0)
-        record |= result | {"complete": True}
+        yield record
+        record["complete"] = True
     except TrainingDiverged as error:
         raise TrainingDiverged(f"{error}{last_good_text(run.dir, name)}") from error
     finally:
-        record["seconds"] = max(counted, before + time.perf_counter() - started)
+        # (a phase may count what a killed process has not written here)
+        record["seconds"] = max(record["seconds"], before + time.perf_counter() - started)
         run.phases["peak_memory_bytes"] = memory.sample()
         write_json(run.dir / "phases.json", run.phases)
 
