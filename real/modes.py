@@ -58,7 +58,7 @@ RANK = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """Where an event leads, and who may ask for it. ``ends`` an episode, ``discards`` it too,
     ``begins`` one."""
 
@@ -73,38 +73,38 @@ _I, _R, _A, _H = Mode.IDLE, Mode.READY, Mode.AUTO, Mode.HUMAN
 _P, _Z, _S, _F = Mode.PAUSED, Mode.RESETTING, Mode.STOPPED, Mode.FAULT
 _ANY, _HOLDER, _SELF = By.ANYONE, By.HOLDER, By.SUPERVISOR
 
-TABLE: dict[tuple[Mode, str], Rule] = {
-    (_I, "arm"): Rule(_R, _HOLDER),
-    (_R, "disarm"): Rule(_I, _ANY),
-    (_R, "start"): Rule(_A, _HOLDER, begins=True),
-    (_R, "takeover"): Rule(_H, _HOLDER, begins=True),
-    (_R, "reset"): Rule(_Z, _HOLDER),
+TABLE: dict[tuple[Mode, str], _Rule] = {
+    (_I, "arm"): _Rule(_R, _HOLDER),
+    (_R, "disarm"): _Rule(_I, _ANY),
+    (_R, "start"): _Rule(_A, _HOLDER, begins=True),
+    (_R, "takeover"): _Rule(_H, _HOLDER, begins=True),
+    (_R, "reset"): _Rule(_Z, _HOLDER),
     # an episode
-    (_A, "takeover"): Rule(_H, _HOLDER),
-    (_A, "pause"): Rule(_P, _ANY),
-    (_A, "end"): Rule(_R, _ANY, ends=True),
-    (_A, "redo"): Rule(_R, _ANY, ends=True, discards=True),
-    (_H, "hand_back"): Rule(_A, _HOLDER),
-    (_H, "release"): Rule(_P, _ANY),  # letting go holds; it never hands back
-    (_H, "pause"): Rule(_P, _ANY),
-    (_H, "end"): Rule(_R, _ANY, ends=True),
-    (_H, "redo"): Rule(_R, _ANY, ends=True, discards=True),
-    (_P, "start"): Rule(_A, _HOLDER),
-    (_P, "hand_back"): Rule(_A, _HOLDER),
-    (_P, "takeover"): Rule(_H, _HOLDER),
-    (_P, "end"): Rule(_R, _HOLDER, ends=True),
-    (_P, "redo"): Rule(_R, _HOLDER, ends=True, discards=True),
-    (_P, "disarm"): Rule(_I, _ANY, ends=True),
+    (_A, "takeover"): _Rule(_H, _HOLDER),
+    (_A, "pause"): _Rule(_P, _ANY),
+    (_A, "end"): _Rule(_R, _ANY, ends=True),
+    (_A, "redo"): _Rule(_R, _ANY, ends=True, discards=True),
+    (_H, "hand_back"): _Rule(_A, _HOLDER),
+    (_H, "release"): _Rule(_P, _ANY),  # letting go holds; it never hands back
+    (_H, "pause"): _Rule(_P, _ANY),
+    (_H, "end"): _Rule(_R, _ANY, ends=True),
+    (_H, "redo"): _Rule(_R, _ANY, ends=True, discards=True),
+    (_P, "start"): _Rule(_A, _HOLDER),
+    (_P, "hand_back"): _Rule(_A, _HOLDER),
+    (_P, "takeover"): _Rule(_H, _HOLDER),
+    (_P, "end"): _Rule(_R, _HOLDER, ends=True),
+    (_P, "redo"): _Rule(_R, _HOLDER, ends=True, discards=True),
+    (_P, "disarm"): _Rule(_I, _ANY, ends=True),
     # back to the start pose
-    (_Z, "reset_done"): Rule(_R, _SELF),
-    (_Z, "pause"): Rule(_R, _ANY),  # no episode runs: what was left of the move is dropped
-    (_Z, "takeover"): Rule(_H, _HOLDER, begins=True),
+    (_Z, "reset_done"): _Rule(_R, _SELF),
+    (_Z, "pause"): _Rule(_R, _ANY),  # no episode runs: what was left of the move is dropped
+    (_Z, "takeover"): _Rule(_H, _HOLDER, begins=True),
     # the latches
-    (_S, "ack"): Rule(_I, _HOLDER),
-    (_F, "ack"): Rule(_I, _HOLDER),
-    **{(m, "stop"): Rule(_S, _ANY, ends=m in IN_EPISODE) for m in (_I, _R, _A, _H, _P, _Z)},
+    (_S, "ack"): _Rule(_I, _HOLDER),
+    (_F, "ack"): _Rule(_I, _HOLDER),
+    **{(m, "stop"): _Rule(_S, _ANY, ends=m in IN_EPISODE) for m in (_I, _R, _A, _H, _P, _Z)},
     **{
-        (m, e): Rule(_F, _ANY, ends=m in IN_EPISODE)
+        (m, e): _Rule(_F, _ANY, ends=m in IN_EPISODE)
         for m in Mode
         if m is not _F
         for e in ("estop", "fault")
@@ -129,7 +129,7 @@ class Outcome:
     before: Mode
     after: Mode
     reason: str = ""
-    rule: Rule | None = None
+    rule: _Rule | None = None
 
 
 class Modes:
@@ -224,7 +224,7 @@ class Modes:
             return "the e-stop is pressed: clear it first"
         return f"the cause still holds: {', '.join(sorted(self.standing))}" if self.standing else ""
 
-    def _change(self, event: str, rule: Rule) -> None:
+    def _change(self, event: str, rule: _Rule) -> None:
         if event == "ack":
             self.slow = self.slow or self.mode is Mode.FAULT
             self.faults = ()

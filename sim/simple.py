@@ -47,7 +47,7 @@ def spot(centre: ArrayLike, half_width: float, size: int) -> np.ndarray:
 
 
 @dataclass
-class NoOptions(Bounded, place="env"):
+class _NoOptions(Bounded, place="env"):
     """Of a simulator that has none."""
 
 
@@ -58,7 +58,7 @@ class SimpleSimulator(Generic[State]):
     The reward is 1 for the control step in which a task succeeds, and an episode ends with it.
     """
 
-    Config: ClassVar[type] = NoOptions
+    Config: ClassVar[type] = _NoOptions
     embodiment: EmbodimentSpec
     tasks: tuple[TaskSpec, ...]
     privileged_dim: int = 0

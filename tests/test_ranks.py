@@ -272,7 +272,7 @@ def bad_update(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
 
 
 def half_precision(ranks: Ranks, mode: str, folder: Path) -> dict[str, Any]:
-    """`MasterAdamW` on spread weights: a bfloat16 line fitted to this rank's rows."""
+    """`make_adamw` in bfloat16 on spread weights: a line fitted to this rank's rows."""
     from vla_rl.algorithms.optim import GuardedStep, make_adamw, optimizer_state
 
     net = nn.Linear(3, 5, dtype=torch.bfloat16)

@@ -32,7 +32,7 @@ def _eyes(clip: Any) -> list[Eye]:
     return [Eye(seen.patch_embedding, seen.position_embedding.weight[1:]), *asked]
 
 
-class DiTDiffusionHead(DiffusionHead):
+class _DiTDiffusionHead(DiffusionHead):
     """By diffusion."""
 
     def _model(self) -> Any:
@@ -67,7 +67,7 @@ class DiTDiffusionHead(DiffusionHead):
         }
 
 
-class DiTFlowHead(DiTDiffusionHead):
+class _DiTFlowHead(_DiTDiffusionHead):
     """By a flow, whose time runs the other way round in lerobot: 0 is noise. There its velocity
     is action − noise."""
 
@@ -108,4 +108,4 @@ class DiTFlowHead(DiTDiffusionHead):
 
 
 def make_head(policy: Any) -> Any:
-    return (DiTFlowHead if policy.config.is_flow_matching else DiTDiffusionHead)(policy)
+    return (_DiTFlowHead if policy.config.is_flow_matching else _DiTDiffusionHead)(policy)

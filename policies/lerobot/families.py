@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Family:
+class _Family:
     """``head`` "module:Class" of `policies.lerobot`; ``tokenizer``: what its processors name, of a
     family that is told what to do; ``prompt``: how they put it, with ``state`` as long as it gets;
     ``resizes``: it takes pictures of any size; ``spares``: it does without some of its pictures;
@@ -37,9 +37,9 @@ class Family:
 
 _PALIGEMMA = "google/paligemma-3b-pt-224"
 FAMILIES = {
-    "act": Family("heads:RegressionHead"),
-    "diffusion": Family("heads:DiffusionHead"),
-    "smolvla": Family(
+    "act": _Family("heads:RegressionHead"),
+    "diffusion": _Family("heads:DiffusionHead"),
+    "smolvla": _Family(
         "flows:SmolVLAHead",
         "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
         resizes=True,
@@ -47,7 +47,7 @@ FAMILIES = {
         steps="num_steps",
     ),
     # (lerobot 0.4 runs the two on a patched transformers alone)
-    "pi0": Family(
+    "pi0": _Family(
         "flows:Pi0Head",
         _PALIGEMMA,
         resizes=True,
@@ -55,7 +55,7 @@ FAMILIES = {
         steps="num_inference_steps",
         since="0.6",
     ),
-    "pi05": Family(
+    "pi05": _Family(
         "flows:Pi0Head",
         _PALIGEMMA,
         "Task: {text}, State: {state};\nAction: ",
@@ -64,7 +64,7 @@ FAMILIES = {
         steps="num_inference_steps",
         since="0.6",
     ),
-    "xvla": Family(
+    "xvla": _Family(
         "xvla:XVLAHead",
         "facebook/bart-large",
         "{text}",
@@ -72,10 +72,10 @@ FAMILIES = {
         steps="num_denoising_steps",
         since="0.6",
     ),
-    "multi_task_dit": Family(
+    "multi_task_dit": _Family(
         "dit:make_head", "openai/clip-vit-base-patch16", "{text}", since="0.6"
     ),
-    "evo1": Family(
+    "evo1": _Family(
         "evo1:Evo1Head",
         "OpenGVLab/InternVL3-1B-hf",
         resizes=True,
@@ -84,7 +84,7 @@ FAMILIES = {
         steps="num_inference_timesteps",
         since="0.6",
     ),
-    "eo1": Family(
+    "eo1": _Family(
         "eo1:EO1Head",
         "Qwen/Qwen2.5-VL-3B-Instruct",
         resizes=True,

@@ -403,7 +403,7 @@ def _is_blank(observation: Observation) -> bool:
     return not told and not any(bool(x.any()) for x in observation.images.values())
 
 
-class Walk(NamedTuple):
+class _Walk(NamedTuple):
     """A chain that was taken: ``path`` K + 1 samples [b T d] from the first noise on, ``log_probs``
     of its K steps [b h a], what is fixed along it, and the one step [b] that was noisy, where it
     was one."""
@@ -561,7 +561,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
         seeds: Sequence[int] | None,
         guidance: Any = None,
         start: Tensor | None = None,
-    ) -> Walk:
+    ) -> _Walk:
         b, steps, shape = len(observation), len(self.chain), self.head.sample_shape
         seeds = row_seeds([0] * b if deterministic and seeds is None else seeds, b)
         draws, shared = (0, 0.0) if deterministic else (steps, self.config.noise_correlation)
@@ -585,7 +585,7 @@ class LeRobotChainPolicy(GuidedChain, TeachingChain, LeRobotPolicy):
                 x = torch.where(noisy, mean + std * noise[:, k], plain)
             log_probs.append(self._log_prob(x, mean, std))
             path.append(x)
-        return Walk(path, log_probs, condition, chosen)
+        return _Walk(path, log_probs, condition, chosen)
 
     @torch.no_grad()
     def decode(

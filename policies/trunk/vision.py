@@ -101,7 +101,7 @@ class _PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
         self.heads, self.dropout = heads, dropout
@@ -135,7 +135,7 @@ class _VisionBlock(nn.Module):
         super().__init__()
         width = config.vit_width
         self.norm1 = nn.LayerNorm(width, eps=_EPSILON)
-        self.attn = Attention(width, config.vit_heads, config.dropout)
+        self.attn = _Attention(width, config.vit_heads, config.dropout)
         self.norm2 = nn.LayerNorm(width, eps=_EPSILON)
         self.mlp = _FeedForward(width, int(width * config.vit_mlp_ratio), config.dropout)
 

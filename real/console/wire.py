@@ -41,13 +41,13 @@ class PageError(UserError):
 
 
 @dataclass(frozen=True)
-class Head:
+class _Head:
     n: int
     t: float
 
 
 @dataclass(frozen=True)
-class PageInput(Head):
+class PageInput(_Head):
     dead_man: bool
     axes: tuple[float, ...]
     gripper: float
@@ -55,7 +55,7 @@ class PageInput(Head):
 
 
 @dataclass(frozen=True)
-class PageBeat(Head):
+class PageBeat(_Head):
     """``echo`` is the newest server stamp that the page has seen, ``seen_at`` when it saw it, on
     its own clock."""
 
@@ -64,14 +64,14 @@ class PageBeat(Head):
 
 
 @dataclass(frozen=True)
-class PageEvent(Head):
+class PageEvent(_Head):
     name: str
     value: str
     at: float
 
 
 @dataclass(frozen=True)
-class PageControl(Head):
+class PageControl(_Head):
     """``ask`` is "request" or "release"; ``who`` how the operator wants to be called."""
 
     ask: str
@@ -80,7 +80,7 @@ class PageControl(Head):
 
 
 @dataclass(frozen=True)
-class PageSeen(Head):
+class PageSeen(_Head):
     """A picture was drawn, so another may be sent."""
 
     camera: int

@@ -75,7 +75,7 @@ class Hand:
         )
 
 
-class Grasp:
+class _Grasp:
     """Takes hold of a thing: over it, down, close. `holds` from then on until it slips away."""
 
     def __init__(self, hand: Hand, thing: str, along: float = 0.0) -> None:
@@ -167,7 +167,7 @@ class _PutOn(Demonstrator):
         # the thing that is not in the middle
         away = max(task.zones, key=lambda name: abs(float(state.position(name)[0])))
         self._active = nearer(state, away)
-        self._grasp = Grasp(self._hands[self._active], self._target)
+        self._grasp = _Grasp(self._hands[self._active], self._target)
         self._released: np.ndarray | None = None
 
     def act(self, state: View) -> np.ndarray:
@@ -190,7 +190,7 @@ class _PutOn(Demonstrator):
             return self._grasp.act(state)
         yaw = self._grasp.yaw(state)
         if across < 0.006 and gap[2] > -0.004:
-            self._released, self._grasp = place, Grasp(hand, self._target)
+            self._released, self._grasp = place, _Grasp(hand, self._target)
             return hand.go(state, place, yaw, OPEN)
         safe = CARRY if across > 0.03 else min(CARRY, 0.002 + 2.0 * max(0.0, across - 0.003))
         up = float(gap[2]) + safe  # that it has to rise
@@ -211,13 +211,13 @@ class _LiftApart(Demonstrator):
 
     def __init__(self, task: Task, state: View, speed: float) -> None:
         super().__init__(speed)
-        self._grasps = [Grasp(self._hands[nearer(state, name)], name) for name in task.targets]
+        self._grasps = [_Grasp(self._hands[nearer(state, name)], name) for name in task.targets]
         self._grasps.sort(key=lambda grasp: grasp.hand.arm)
 
     def act(self, state: View) -> np.ndarray:
         return np.stack([self._one(state, grasp) for grasp in self._grasps])
 
-    def _one(self, state: View, grasp: Grasp) -> np.ndarray:
+    def _one(self, state: View, grasp: _Grasp) -> np.ndarray:
         if not grasp.check(state):
             return grasp.act(state)
         place = state.hand(grasp.hand.arm)
@@ -233,7 +233,7 @@ class _LiftTogether(Demonstrator):
         self._name = task.targets[0]
         super().__init__(speed)
         self._grasps = [
-            Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
+            _Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
         ]
 
     def act(self, state: View) -> np.ndarray:
@@ -257,7 +257,7 @@ class _HandOver(Demonstrator):
         self._name = task.targets[0]
         super().__init__(speed)
         self._grasps = [
-            Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
+            _Grasp(hand, self._name, x) for hand, x in zip(self._hands, THINGS[self._name].grips)
         ]
 
     def act(self, state: View) -> np.ndarray:

@@ -37,7 +37,7 @@ UP = np.array([0.0, 0.0, 1.0])
 
 
 @dataclass(frozen=True)
-class Grasp:
+class _Grasp:
     """In the frame of the object: where the point between the pads goes [3], and the axis [3] along
     which fingers close.
 
@@ -130,7 +130,7 @@ def distance_to_boxes(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> 
     return np.linalg.norm(outside, axis=-1)
 
 
-def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndarray) -> Grasp:
+def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndarray) -> _Grasp:
     """The grasp from above that fits the object as it lies now, is free of its neighbours and turns
     the hand least.
 
@@ -158,7 +158,7 @@ def plan_grasp(shapes: Shapes, body: int, points: np.ndarray, rest_axis: np.ndar
                 best = cost, point, axis, bool(abs(angle) > 1e-6)
     assert best is not None, "every direction has a place"
     _, place, axis, turned = best
-    return Grasp((place - position) @ rotation, axis @ rotation, turned)
+    return _Grasp((place - position) @ rotation, axis @ rotation, turned)
 
 
 def _directions(rest_axis: np.ndarray) -> list[np.ndarray]:

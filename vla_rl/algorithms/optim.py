@@ -16,7 +16,7 @@ from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
 from vla_rl.ranks import Ranks, is_sharded, plain, spread_like, sum_gradients
 
 
-class MasterAdamW(torch.optim.Optimizer):
+class _MasterAdamW(torch.optim.Optimizer):
     """AdamW that keeps a float32 copy of every parameter, for parameters in bfloat16 or float16.
 
     Steps of a learning rate around 1e-6 are smaller than bfloat16 resolves; they add up in the
@@ -106,7 +106,7 @@ def make_adamw(
     out.
 
     Parameters in bfloat16 or float16 are trained through float32 copies; ``offload`` keeps copies
-    and moments in host memory (`MasterAdamW`). Raises `ConfigError` where no parameter is left to
+    and moments in host memory (`_MasterAdamW`). Raises `ConfigError` where no parameter is left to
     train.
     """
     trained = [([p for p in params if p.requires_grad], lr) for params, lr in groups]
@@ -122,7 +122,7 @@ def make_adamw(
             "ranks; set it to false"
         )
     if offload or any(p.dtype in (torch.bfloat16, torch.float16) for ps, _ in trained for p in ps):
-        return MasterAdamW(param_groups, (betas[0], betas[1]), weight_decay, eps, offload)
+        return _MasterAdamW(param_groups, (betas[0], betas[1]), weight_decay, eps, offload)
     plain = all(
         p.is_floating_point() and p.device.type in ("cpu", "cuda") for ps, _ in trained for p in ps
     )
