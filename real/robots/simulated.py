@@ -24,7 +24,7 @@ STEP_S = 0.002  # of the physics
 
 
 @dataclass
-class _Log:
+class Log:
     """What happened to the arm: targets as they took effect, where it was after each advance,
     and what struck it."""
 
@@ -103,7 +103,7 @@ class SimulatedRobot:
         self.embodiment = world.embodiment
         self.capabilities = capabilities(world, defects.watchdog_s, stopper)
         self.limits = own_limits(world)
-        self.log = _Log()
+        self.log = Log()
         self.errors: set[str] = set()
         self.begun = 0  # episodes
         self.script = Script(defects.script)
