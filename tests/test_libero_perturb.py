@@ -16,7 +16,7 @@ from libero_reference import libero_problem
 from test_libero import Hostile, installed, saved
 
 from sim import perturb_image
-from sim.libero import simulator as libero
+from sim.libero import scenes
 from sim.libero.perturb import PerturbedLibero
 from sim.libero.perturb_language import paraphrase
 from sim.libero.settings import LiberoConfig
@@ -425,7 +425,7 @@ def test_a_task_file_that_does_not_parse_stops_the_episode(monkeypatch, tmp_path
         pytest.skip(f"needs LIBERO: {problem}")
     broken = tmp_path / "broken.bddl"
     broken.write_text("(define (problem LIBERO_Floor_Manipulation)")
-    monkeypatch.setattr(libero, "make_context", lambda size: SimpleNamespace(free=lambda: None))
+    monkeypatch.setattr(scenes, "make_context", lambda size: SimpleNamespace(free=lambda: None))
     simulator = PerturbedLibero(LiberoConfig(tasks=["2"]))
     monkeypatch.setitem(simulator._tasks, TASK, replace(simulator.task(TASK), bddl_file=broken))
     with pytest.raises(UserError, match=r"broken\.bddl is no BDDL problem.*never closed"):
@@ -435,7 +435,7 @@ def test_a_task_file_that_does_not_parse_stops_the_episode(monkeypatch, tmp_path
 class BrokenGL(PerturbedLibero):
     """A worker whose GL driver fails when the scene is to be drawn."""
 
-    def _build(self, task):
+    def scene(self, task_id):
         raise MissingDependency(
             "The OpenGL backend 'egl' cannot render off-screen here (no device)"
         )
