@@ -436,6 +436,7 @@ def main(folder: Path) -> int:
         left.add(os.fork())
         if 0 in left:
             try:
+                torch.set_num_threads(1)  # a fork's first pool: two threads that make it race
                 run()
             except BaseException:
                 traceback.print_exc()
