@@ -3,6 +3,7 @@ does, what is seen. Slots, time limits, chunks, instructions and demonstrations 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -133,7 +134,7 @@ class SimpleSimulator(Generic[State]):
         (default: from the episode's seed)."""
         rng = np.random.default_rng(episode.seed) if rng is None else rng
         observation = self.start(0, episode)
-        low, high = (np.array(self.embodiment.action_low), np.array(self.embodiment.action_high))
+        low, high = self._bounds
         spread = noise_std * (high - low) / 2.0
         return record_demonstration(
             episode,
@@ -143,8 +144,13 @@ class SimpleSimulator(Generic[State]):
             execute=lambda actions: self.step(0, actions),
         )
 
+    @functools.cached_property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.embodiment.action_low), np.array(self.embodiment.action_high)
+
     def _clipped(self, actions: np.ndarray) -> np.ndarray:
-        return np.clip(actions, self.embodiment.action_low, self.embodiment.action_high)
+        low, high = self._bounds
+        return np.minimum(np.maximum(actions, low), high)
 
     def _observe(self, s: Running[State]) -> SlotObservation:
         images, proprio, privileged = self.look(s)
