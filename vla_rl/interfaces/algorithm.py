@@ -64,7 +64,8 @@ class Algorithm(Offering):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights, as nested dicts and lists of tensors, numbers and
-        strings. Here: nothing, so a resumed run begins anew with all else."""
+        strings. Here: nothing, so that a resumed run's optimiser begins anew
+        (`vla_rl.algorithms.optim.optimizer_state` keeps one)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
