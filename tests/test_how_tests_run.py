@@ -15,6 +15,7 @@ PYTEST = """#!/usr/bin/env bash
 case "$*" in
 *"not slow and not real_time"*) part=fast ;;
 *"slow and not real_time"*) part=slow ;;
+*--last-failed*) part=again ;;
 *) part=in_time ;;
 esac
 echo "$*" >"$part"
@@ -49,7 +50,6 @@ def run(tmp_path):
         ("[ $part = slow ] && exit 0; exit 5", 0),
         ("[ $part = fast ] && exit 1; exit 0", 1),
         ("[ $part = fast ] && exit 1; exit 5", 1),
-        ("[ $part = in_time ] && exit 1; exit 0", 1),
     ],
 )
 def test_it_fails_where_a_part_does_or_none_was_chosen(run, does, status):
@@ -61,6 +61,30 @@ def test_it_fails_where_a_part_does_or_none_was_chosen(run, does, status):
         "[in real time]",
         "in_time said so",
     ]
+
+
+@pytest.mark.parametrize(
+    ("again", "status"),
+    [(0, 0), (1, 1), (2, 2), (5, 1)],  # 5: nothing is known to have failed
+)
+def test_sessions_that_failed_beside_others_are_run_once_more_alone(run, tmp_path, again, status):
+    does = f"""
+    [ $part = in_time ] && exit 1
+    [ $part = again ] && echo "beside: $(ls fast slow)" && exit {again}
+    exit 0
+    """
+    found, said = run(does, "all", "-k", "a name")
+    assert found == status
+    assert said.split("[in real time]")[1].split("\n")[1:-1] == [
+        "in_time said so",
+        "[once more, with the machine to themselves]",
+        "again said so",
+        "beside: fast",
+        "slow",
+    ]
+    options = "-k a name -n 0 --last-failed --last-failed-no-failures none\n"
+    assert (tmp_path / "again").read_text().endswith(options)
+    assert (tmp_path / "again").read_text().startswith("-m pytest -m real_time -o cache_dir=")
 
 
 def test_options_are_passed_on_and_sessions_stay_one_after_the_other(run, tmp_path):
