@@ -354,7 +354,7 @@ def test_the_loop_times_its_parts_and_its_evaluation(tmp_path, monkeypatch):
             and row["time/update"] >= row["time/critic"] > 0
         )
     spent = [row["time/evaluate"] for row in rows]
-    assert min(spent[0], spent[2]) >= 0.05  # before the 1st and 3rd iteration
+    assert spent[2] >= 0.05  # before the 3rd iteration; before the 1st it is known from eval_sft
     found = learning_of(folder, 0.8)
     assert [p["iteration"] for p in found["curve"]] == [0, 2, 3] and found[
         "evaluate_seconds"

@@ -37,6 +37,7 @@ from vla_rl.errors import ConfigError, DiskFull, EmbodimentMismatch, TrainingDiv
 from vla_rl.evaluation.video import have_video
 from vla_rl.learning.episode_queue import STATE
 from vla_rl.learning.figures import rollout_metrics
+from vla_rl.learning.learners import BatchLearner
 from vla_rl.learning.sft import postponed_interrupts
 from vla_rl.lock import RunLock
 from vla_rl.monitoring.metrics import read_metrics
@@ -524,8 +525,8 @@ def test_a_copied_folder_goes_on_under_its_new_name(copy, tmp_path, monkeypatch)
 
 # ----------------------------------------------------------------------- best and numbered policies
 def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch, capsys):
-    # SFT; before iterations 1, 2 and 3; RL
-    plain, wins = context.evaluate_held_out, iter([1, 1, 4, 3, 4])
+    # SFT, which is what is there before iteration 1; before 2 and 3; RL
+    plain, wins = context.evaluate_held_out, iter([1, 4, 3, 4])
 
     def evaluate(*arguments, **changes):
         result, k = plain(*arguments, **changes), next(wins)
@@ -550,6 +551,34 @@ def test_the_best_policy_and_the_last_ones_are_kept(whole, tmp_path, monkeypatch
     }
     said = "the policy after iteration 1, with 66.7 % of 6 held-out episodes"
     assert said in capsys.readouterr().out and said[1:] in (folder / "report.html").read_text()
+
+
+def test_the_start_is_judged_once(whole, tmp_path, monkeypatch):
+    """By eval_sft where the run has that phase, else before the first iteration, which finds the
+    same; not where it learns before the first episode."""
+    plain, judged = context.evaluate_held_out, []
+
+    def evaluate(run, policy, label, *arguments, **changes):
+        judged.append(label)
+        return plain(run, policy, label, *arguments, **changes)
+
+    for owner in (eval_phase, rl_phase):
+        monkeypatch.setattr(owner, "evaluate_held_out", evaluate)
+    start = f"checkpoint={whole / 'checkpoints' / 'sft'}"
+    found = []
+    for phases in ("[eval_sft,rl]", "[rl]"):
+        given = ["rl.eval_every=1", "rl.iterations=1", f"phases={phases}", f"name=r{len(found)}"]
+        folder = run_pipeline(small(tmp_path, start, *given))
+        first = next(r for r in read_metrics(folder / "metrics.jsonl") if r["phase"] == "rl")
+        found.append({k: v for k, v in first.items() if k.startswith("eval/")})
+    assert judged == ["sft", "iteration 0"] and found[0] == found[1] and found[0]
+    assert_same_weights(*(weights(tmp_path / f"r{i}") for i in range(2)))
+
+    judged.clear()
+    monkeypatch.setattr(BatchLearner, "prepare", lambda *_: {"offline/loss": 1.0})
+    given = ["rl.eval_every=1", "rl.iterations=1", "phases=[eval_sft,rl]", "name=learns"]
+    run_pipeline(small(tmp_path, start, *given))
+    assert judged == ["sft", "iteration 0"]
 
 
 def test_no_best_policy_where_none_is_wanted(whole, tmp_path):

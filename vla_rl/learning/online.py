@@ -61,7 +61,8 @@ class _Gathered:
 class OnlineRL:
     """What online RL is made of. What the ``guard`` finds goes to ``on_finding``, which returns how
     many (episodes, control steps) it spent on that; ``evaluate(iteration)`` returns metrics of
-    held-out episodes."""
+    held-out episodes, and ``start`` is what it would return of what RL starts from, where that is
+    known."""
 
     config: RLConfig
     collector: Collector
@@ -71,6 +72,7 @@ class OnlineRL:
     tasks: Sequence[TaskSpec]
     seed: int
     evaluate: Callable[[int], dict[str, float]] | None = None
+    start: dict[str, float] | None = None
     guard: Guard | None = None
     on_finding: Callable[[Finding], tuple[int, int]] | None = None
     restarts: Restarts = field(default_factory=Restarts)
@@ -98,6 +100,7 @@ class OnlineRL:
         if not counters.iteration:
             offline = self.learner.prepare(progress)
             if offline:
+                self.start = None  # it is another by now
                 logger.log("offline", 0, offline)
             if not total:  # what was recorded is all that it learns from
                 self.collector.publish(0)
@@ -152,7 +155,8 @@ class OnlineRL:
             and (every := self.config.eval_every)
             and self.counters.iteration % every == 0
         ):
-            metrics = self.evaluate(self.counters.iteration)
+            known = None if self.counters.iteration else self.start
+            metrics = self.evaluate(self.counters.iteration) if known is None else known
         return metrics | {"time/evaluate": time.perf_counter() - started}
 
     def _gather(

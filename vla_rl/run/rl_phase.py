@@ -13,12 +13,15 @@ from vla_rl.assembly.context import (
     Run,
     evaluate_held_out,
     keep_best,
+    rl_start,
     split_demonstrations,
+    start_checkpoint,
 )
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.assembly.learner_main import job_of, learner_process
 from vla_rl.config import learned_algorithm
 from vla_rl.config.run import DEMONSTRATIONS
+from vla_rl.evaluation.outcome import EvaluationResult
 from vla_rl.interfaces import Collector
 from vla_rl.learning.concurrent import ConcurrentLearner, SwappingCollector
 from vla_rl.learning.learners import Learner
@@ -76,6 +79,15 @@ def _restarts(run: Run) -> Restarts:
     return Restarts(c, run.train_tasks, split_demonstrations(run)[0] if asks else None)
 
 
+def _start_judged(run: Run) -> dict[str, float] | None:
+    """What held-out episodes said of the start in a phase of this run; none where an actor goes on
+    top of it."""
+    name = "sft" if rl_start(run) == start_checkpoint(run) else "offline"
+    if run.config.actor_type != "none" or not run.phases.get(f"eval_{name}", {}).get("complete"):
+        return None
+    return EvaluationResult.load(run.dir / f"eval_{name}.json").metrics()
+
+
 def phase_rl(run: Run) -> dict[str, Any]:
     c = run.config
     policy = trained_policy(run)
@@ -106,6 +118,7 @@ def phase_rl(run: Run) -> dict[str, Any]:
             run.train_tasks,
             c.seed,
             evaluate=held_out_check,
+            start=_start_judged(run),
             guard=guard,
             on_finding=on_finding,
             restarts=_restarts(run),
