@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from vla_rl import cli
+from vla_rl.checkpoint import load_training_state
 from vla_rl.config import compose, load
 from vla_rl.monitoring.metrics import read_metrics
+from vla_rl.run.pipeline import run_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -67,6 +70,27 @@ def test_a_run_with_an_env_a_reward_and_a_config_of_ones_own(own, tmp_path, monk
         3,
     ]
     assert [p.name for p in (tmp_path / "outputs").iterdir() if p.is_dir()] == ["moved"]
+
+
+def test_an_algorithm_without_a_state_of_its_own_resumes_with_its_optimiser(
+    own, finished_run, tmp_path
+):
+    start = finished_run("run=toy", "name=start", "phases=[collect,sft]", *TINY)
+    given = ["run=toy", "phases=[rl]", f"checkpoint={start / 'checkpoints' / 'sft'}", *TINY]
+    given += [f"dataset={start / 'dataset'}", f"output_dir={tmp_path}", "critic=none"]
+    given += ["algorithm=ppo", "algorithm.type=my_algorithm:ClonedSuccess"]
+    given += ["algorithm.start_decisions=1", "algorithm.batch_size=8"]
+    folders = [
+        run_pipeline(compose([*given, f"name={name}", f"rl.iterations={count}"]))
+        for name, count in (("whole", 2), ("parts", 1), ("parts", 2))
+    ]
+    states = [load_training_state(f / "checkpoints" / "rl") for f in folders[::2]]
+    whole, parts = (state["algorithm"]["algorithm"] for state in states)
+    assert whole["guard"] == parts["guard"] and whole["guard"]["updates"] > 1
+    moments = [x["adamw"]["state"] for x in (whole, parts)]
+    assert moments[0] and moments[0].keys() == moments[1].keys()
+    for key, kept in moments[0].items():
+        assert kept["step"] > 1 and torch.equal(kept["exp_avg"], moments[1][key]["exp_avg"])
 
 
 def test_the_commands_of_the_page_compose(own, monkeypatch):

@@ -13,6 +13,8 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 from vla_rl.errors import ConfigError, NoGradient, TrainingDiverged
+from vla_rl.interfaces import Algorithm, Policy
+from vla_rl.interfaces.offering import has_own
 from vla_rl.ranks import Ranks, is_sharded, plain, spread_like, sum_gradients
 
 
@@ -207,6 +209,43 @@ class GuardedStep:
             int(state["updates"]),
             int(state.get("zero_gradients", 0)),
         )
+
+
+def state_of(algorithm: Algorithm) -> dict[str, Any]:
+    """What a resumed run needs of ``algorithm`` besides the policy's weights: its own `state_dict`,
+    or, of one without, the state of every optimiser, `GuardedStep` and module (no policy) among its
+    attributes."""
+    if has_own(type(algorithm), "state_dict"):
+        return algorithm.state_dict()
+    return {
+        name: optimizer_state(part)
+        if isinstance(part, torch.optim.Optimizer)
+        else dict(part.state_dict())
+        for name, part in _parts(algorithm)
+    }
+
+
+def load_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
+    """Inverse of `state_of`. Raises ConfigError as `load_optimizer_state` does."""
+    if has_own(type(algorithm), "state_dict"):
+        algorithm.load_state_dict(state)
+        return
+    for name, part in _parts(algorithm):
+        if name not in state:  # kept before it had that part
+            continue
+        if isinstance(part, torch.optim.Optimizer):
+            load_optimizer_state(part, state[name])
+        else:
+            part.load_state_dict(state[name])
+
+
+def _parts(algorithm: Algorithm) -> list[tuple[str, Any]]:
+    kinds = (torch.optim.Optimizer, GuardedStep, torch.nn.Module)
+    return [
+        (name, part)
+        for name, part in vars(algorithm).items()
+        if isinstance(part, kinds) and not isinstance(part, Policy)
+    ]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

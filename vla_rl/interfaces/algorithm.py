@@ -64,8 +64,8 @@ class Algorithm(Offering):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights, as nested dicts and lists of tensors, numbers and
-        strings. Here: nothing, so that a resumed run's optimiser begins anew
-        (`vla_rl.algorithms.optim.optimizer_state` keeps one)."""
+        strings. A run keeps of one that leaves this out what `vla_rl.algorithms.optim.state_of`
+        finds: optimisers, guards and modules."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.advantages import decision_rewards
+from vla_rl.algorithms.optim import load_state, state_of
 from vla_rl.config.run import RAM_BYTES
 from vla_rl.data.replay import ONLINE, Replay
 from vla_rl.errors import ConfigError, UserError
@@ -130,10 +131,10 @@ class BatchLearner:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.algorithm.state_dict()
+        return state_of(self.algorithm)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.algorithm.load_state_dict(state)
+        load_state(self.algorithm, state)
 
 
 class ReplayLearner:
@@ -251,7 +252,7 @@ class ReplayLearner:
     def state_dict(self) -> dict[str, Any]:
         """The replay itself lies in its folder: a checkpoint keeps how far it was."""
         return {
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": state_of(self.algorithm),
             "episodes": self.replay.episodes,
             "generator": self._generator.get_state(),
             "owed": self.owed,
@@ -277,7 +278,7 @@ class ReplayLearner:
             self._earn(count, decisions)
 
     def _load(self, state: Mapping[str, Any], episodes: int | None) -> None:
-        self.algorithm.load_state_dict(state["algorithm"])
+        load_state(self.algorithm, state["algorithm"])
         self._replay = Replay(self._folder, episodes=episodes, **self._options)
         self._generator.set_state(state["generator"].cpu())
         self.owed = float(state["owed"])
