@@ -27,12 +27,13 @@ from vla_rl.checkpoint import (
 from vla_rl.cli import main
 from vla_rl.cluster.learner import GroupLearner
 from vla_rl.cluster.packing import unpacked
+from vla_rl.cluster.rank_actor import RankActor
 from vla_rl.cluster.rank_group import RankLost
 from vla_rl.errors import TrainingDiverged, UserError
 from vla_rl.files import check_checkpoint
 from vla_rl.ranks import Ranks as OneRank
 from vla_rl.run.publish import package
-from vla_rl.shards import Piece, Shards, TensorLayout, rows_of, write_shard
+from vla_rl.shards import Piece, Shards, TensorLayout, fill, rows_of, write_shard
 from vla_rl.spread import Snapshot, Spread, Unfinished, merge, reshard
 from vla_rl.storage import split_state
 
@@ -284,6 +285,63 @@ def test_a_rank_writes_no_weights_that_are_no_numbers(tmp_path: Path):
     with pytest.raises(TrainingDiverged, match="not finite"):
         Snapshot(policy, STATE, OneRank()).write(tmp_path, "save")
     assert list(tmp_path.iterdir()) == []
+
+
+class Learner(RankActor):
+    """A rank whose update takes one from every weight."""
+
+    def __init__(self) -> None:
+        self._policy, self._ranks = Plain(4, SPEC), OneRank()
+
+    def _build(self, run: Any) -> None: ...
+
+    def _update(self) -> None:
+        with torch.no_grad():
+            for weights in self._policy.parameters():
+                weights -= 1
+
+    def _parts(self) -> dict[str, Any]:
+        return {"algorithm": STATE}
+
+    def _of_parts(self, stored: dict[str, Any]) -> Any:
+        return stored["algorithm"]
+
+
+def test_only_what_changes_the_weights_waits_for_their_copy(tmp_path: Path, monkeypatch):
+    """A checkpoint has those of when it was asked for, and episodes go on at once."""
+    rank, free = Learner(), threading.Event()
+    before = {name: x.clone() for name, x in rank._policy.state_dict().items()}
+
+    def copied(*given: Any) -> None:
+        assert free.wait(20)
+        fill(*given)
+
+    monkeypatch.setattr("vla_rl.spread.fill", copied)
+    assert json.loads(rank.snapshot() or "").keys() == {"algorithm"}
+    update = threading.Thread(target=rank.update)
+    update.start()
+    update.join(0.2)
+    assert update.is_alive(), "it would change what is being copied"
+    free.set()
+    update.join()
+    rank.write(str(tmp_path), "save")
+    kept = safetensors.torch.load_file(tmp_path / "model-00000-of-00001.safetensors")
+    assert kept.keys() == before.keys()
+    assert all(torch.equal(kept[name], x) for name, x in before.items())
+    for name, x in rank._policy.named_parameters():
+        assert torch.equal(x, before[name] - 1)
+    assert rank._kept is None and rank._copying is None
+
+
+def test_a_copy_that_fails_is_told_by_what_comes_next(monkeypatch):
+    def full(*given: Any) -> Any:
+        raise MemoryError("no room for a copy")
+
+    monkeypatch.setattr("vla_rl.spread.fill", full)
+    rank = Learner()
+    rank.snapshot()
+    with pytest.raises(MemoryError, match="no room"):
+        rank.update()
 
 
 def test_a_numbered_copy_of_parts_is_a_policy(written):

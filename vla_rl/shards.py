@@ -120,9 +120,9 @@ class Piece:
     data: Tensor
 
 
-def pieces_of(tensors: Mapping[str, Tensor], main: bool) -> dict[str, Piece]:
-    """Copies of this rank's parts of ``tensors``; those that are not spread only on the ``main``
-    rank."""
+def room_for(tensors: Mapping[str, Tensor], main: bool) -> dict[str, Piece]:
+    """Room for copies of this rank's parts of ``tensors``, which `fill` makes; those that are not
+    spread only on the ``main`` rank."""
     found = {}
     for name, x in tensors.items():
         spread = is_sharded(x)
@@ -132,9 +132,13 @@ def pieces_of(tensors: Mapping[str, Tensor], main: bool) -> dict[str, Piece]:
         layout = TensorLayout(x.dtype, tuple(x.shape), spread)
         if spread and tuple(x.placements) != _placements():  # type: ignore[attr-defined]
             raise TypeError(f"{name} is not spread by rows: {x.placements}")  # type: ignore[attr-defined]
-        data = torch.empty(local.shape, dtype=local.dtype)
-        found[name] = Piece(layout, data.copy_(local))
+        found[name] = Piece(layout, torch.empty(local.shape, dtype=local.dtype))
     return found
+
+
+def fill(pieces: Mapping[str, Piece], tensors: Mapping[str, Tensor]) -> None:
+    for name, piece in pieces.items():
+        piece.data.copy_(own_part(tensors[name].detach()))
 
 
 def _placements() -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ from vla_rl.shards import (
     Piece,
     Shards,
     TensorFile,
+    fill,
     layout_of,
     parts_of,
-    pieces_of,
+    room_for,
     shard_name,
     write_index,
     write_shard,
@@ -51,24 +53,40 @@ _SETS = (("", WEIGHTS_STEM), (TRAINING_STATE, STATE_STEM))  # folder and stem
 
 # ------------------------------------------------------------------------------------------ writing
 class Snapshot:
-    """A rank's own copy of what it has of the policy's weights and of ``state``, on the CPU: what
-    learns may go on while it is written. The ``structure`` of the state is the same on every
-    rank."""
+    """A rank's own copy of what it has of the policy's weights and of ``state``, on the CPU. It is
+    made in a thread of its own: until `copied` returns, nothing may change what it is made of, and
+    after that what learns may go on while it is written. The ``structure`` of the state is the same
+    on every rank."""
 
     def __init__(self, policy: Any, state: Mapping[str, Any], ranks: Ranks) -> None:
         tensors: dict[str, Tensor] = {}
         self.structure = split_state(state, tensors)
         self._ranks = ranks
-        self._pieces: list[dict[str, Piece]] = [
-            pieces_of(x, ranks.is_main) for x in (policy.state_dict(), tensors)
-        ]
+        sources = (dict(policy.state_dict()), tensors)
+        # (of a thread of its own, room would be none that this one has given up)
+        both = [room_for(x, ranks.is_main) for x in sources]
+
+        def copy() -> list[dict[str, Piece]]:
+            for pieces, source in zip(both, sources, strict=True):
+                fill(pieces, source)
+            return both
+
+        thread = ThreadPoolExecutor(1, "snapshot")
+        self._pieces = thread.submit(copy)
+        thread.shutdown(wait=False)
+
+    def copied(self) -> list[dict[str, Piece]]:
+        """Wait for the copy: parts of weights and of state, by their names. Raises what went wrong
+        with it."""
+        return self._pieces.result()
 
     def write(self, folder: Path, save: str) -> list[dict[str, Any]]:
         """This rank's files of the save ``save``; returns what `Unfinished.finish` asks for.
         Raises `DiskFull`, and `TrainingDiverged` where weights of this rank are not finite."""
-        require_finite({name: x.data for name, x in self._pieces[0].items()})
+        both = self.copied()
+        require_finite({name: x.data for name, x in both[0].items()})
         index, size, told = self._ranks.index, self._ranks.size, []
-        for (place, stem), pieces in zip(_SETS, self._pieces, strict=True):
+        for (place, stem), pieces in zip(_SETS, both, strict=True):
             (folder / place).mkdir(exist_ok=True)
             shard = write_shard(folder / place, stem, pieces, index, size, save)
             tensors = {name: piece.layout.told() for name, piece in pieces.items()}

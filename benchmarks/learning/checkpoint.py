@@ -123,6 +123,9 @@ class Rank(RankActor):
         self._learner = _Adam(self._policy)
         self._learner.step()
 
+    def _update(self) -> None:  # type: ignore[override]
+        self._learner.step()
+
     def _parts(self) -> dict[str, Any]:
         return {"algorithm": self._learner.state_dict()}
 

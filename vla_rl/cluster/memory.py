@@ -31,7 +31,6 @@ _ALGORITHM = "/algorithm/"  # begins the names of what ranks go on from
 # Copies of what is packed: as it is made or taken apart, there are the tensors, the bytes of them,
 # and both behind each other.
 _PACKED = 3
-_COPY = 4 * GB  # bytes a second that a rank copies to host memory
 _WRITE = 1 * GB  # and that it hashes and writes at most (sha256 on one core)
 
 
@@ -133,7 +132,7 @@ class Load:
     driver_in: float  # what it knows of episodes, and a version of the weights
     driver_out: float  # that version to each node, and what ranks are told of episodes
     rank_disk: float  # a checkpoint's part
-    pause: float  # seconds until episodes go on
+    pause: float  # seconds until episodes go on (ranks copy their parts beside those)
     written: float  # and until the checkpoint is there
 
 
@@ -159,7 +158,7 @@ def load(sizes: Sizes, setup: Setup, node: Node, whole: bool = False) -> Load:
         driver_in=told + s.sent,
         driver_out=acting * s.sent + learning * told,
         rank_disk=all_of_it if whole else kept + s.rest,
-        pause=all_of_it / _WRITE if whole else kept / _COPY,
+        pause=all_of_it / _WRITE if whole else 0.0,
         written=all_of_it / min(_WRITE, node.disk) if whole else (kept + s.rest) / rate,
     )
 

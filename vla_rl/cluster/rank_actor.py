@@ -47,6 +47,7 @@ class RankActor(ABC):
     _policy: Any
     _learner: Any  # with the state_dict of a local run's
     _kept: Snapshot | None = None  # that is to be written
+    _copying: Snapshot | None = None  # for which what changes weights or state has to wait
 
     def __init__(self, job: RankJob) -> None:
         self._job = job
@@ -87,6 +88,7 @@ class RankActor(ABC):
     ) -> None:
         """Go on from the checkpoint ``folder`` ("": none), of which each rank reads its own part,
         but from these weights and this state where they are given."""
+        self._copied()
         if weights is not None:
             own = self._policy.state_dict()
             load_full_state(self._policy, {**own, **unpacked(weights, held=True)["weights"]})
@@ -99,18 +101,32 @@ class RankActor(ABC):
             parts = {key: x.on(mesh) for key, x in stored.items() if isinstance(x, SpreadState)}
             self._learner.load_state_dict(self._of_parts(stored | parts))
 
+    def update(self, *given: Any) -> Any:
+        """`_update`, once the last `snapshot` does not need what it changes any more."""
+        self._copied()
+        return self._update(*given)
+
     def snapshot(self) -> str | None:
-        """Keep a copy of what this rank has of weights and state, until `write` or the next one;
-        the main one tells how the state is built, as JSON."""
+        """Keep a copy of what this rank has of weights and state, until `write` or the next one; it
+        is made while episodes go on, and only what changes them waits for it. The main one tells how
+        the state is built, as JSON."""
+        self._copied()
         self._kept = None  # (a copy at a time)
-        self._kept = Snapshot(self._policy, self._parts(), self._ranks)
+        self._kept = self._copying = Snapshot(self._policy, self._parts(), self._ranks)
         return json.dumps(self._kept.structure) if self._ranks.is_main else None
+
+    def _copied(self) -> None:
+        if (copying := self._copying) is not None:
+            self._copying = None
+            copying.copied()
 
     def write(self, folder: str, save: str) -> list[dict[str, Any]]:
         """Write the last `snapshot` as a part of a checkpoint (`Unfinished.finish` takes what is
         returned), from a thread of its own: an update may go on meanwhile."""
         kept, self._kept = self._kept, None
         assert kept is not None
+        kept.copied()
+        self._copying = None  # (or it would stay in memory until the next update)
         return kept.write(Path(folder), save)
 
     def sees(self, file: str) -> bool:
@@ -135,6 +151,10 @@ class RankActor(ABC):
             assert float(self._ranks.sum(x)[0]) == self._ranks.size
             seconds.append(time.perf_counter() - started)
         return min(seconds[1:])
+
+    @abstractmethod
+    def _update(self, *given: Any) -> Any:
+        """Learn."""
 
     @abstractmethod
     def _build(self, run: Run) -> None:
