@@ -66,8 +66,9 @@ if ready; then exit 0; fi
 
 python=$(choose)
 command -v "$python" >/dev/null || stop "'$python' was not found. Install it:  apt-get install -y python3 python3-venv"
+said=$("$python" -V 2>&1) || stop "'$python' does not run (${said%%$'\n'*}). Name another one:  PYTHON=/path/to/python3.12 make"
 "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' ||
-    stop "vla-rl needs Python 3.10 or newer, and '$python' is $("$python" -V 2>&1). Name another one:  PYTHON=python3.12 make"
+    stop "vla-rl needs Python 3.10 or newer, and '$python' is $said. Name another one:  PYTHON=python3.12 make"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     stop "The venv module of '$python' is missing. Install it (as root):  apt-get install -y python3-venv"
 has_gl_library || install_gl
