@@ -81,6 +81,12 @@ def _turns(iterations: int, both: str) -> dict[str, dict[str, Any]]:
     }
 
 
+_WAYS = {
+    "nargs": "+",
+    "choices": ("parts", "whole"),
+    "default": ["parts", "whole"],
+    "help": "one after the other: by each rank, or as a whole",
+}
 _WORLD = {
     "--world": {"default": "fake", "help": "fake or tabletop"},
     "--limits": _path("FILE", "default: the world's own in configs/limits"),
@@ -211,6 +217,7 @@ KINDS: dict[str, Kind] = {
             "--decisions": _count(30, "of each", "N"),
             "--size": _count(224, "pixels of each of two cameras"),
             "--ranks": _counts((1, 2, 4), "numbers of ranks, one after the other", "N"),
+            "--ways": _WAYS,
         },
     ),
     "checkpoint": Kind(
@@ -219,12 +226,7 @@ KINDS: dict[str, Kind] = {
         {
             "--millions": _count(100, "parameters of the random model, in millions", "N"),
             "--ranks": _count(2, "that hold it", "N"),
-            "--ways": {
-                "nargs": "+",
-                "choices": ("parts", "whole"),
-                "default": ["parts", "whole"],
-                "help": "cluster.checkpoints, one after the other",
-            },
+            "--ways": _WAYS,
             "--dtype": {
                 "choices": ("float32", "bfloat16"),
                 "default": "float32",

@@ -17,7 +17,6 @@ from vla_rl.cluster.memory import GB, Node, Sizes, against, load, shares, sizes_
 from vla_rl.cluster.model import Setup
 from vla_rl.cluster.packing import packed
 from vla_rl.cluster.payload import handed_out, light_state, owners, stored
-from vla_rl.data.codec import trajectory_state
 from vla_rl.errors import UserError
 
 # a policy of 7.5 B parameters in bfloat16, all trained with float32 copies and Adam
@@ -87,13 +86,12 @@ def test_bytes_of_what_is_sent_are_predicted_from_a_smaller_setup():
     """Sizes of 8 episodes of some length, for 40 on four ranks: within 15 %."""
     few, many = ([episode(i, 4 + i % 5) for i in range(n)] for n in (8, 40))
     seen = sum(entry.nbytes for t in few for entry in handed_out([t])) / 8
-    sizes = Sizes(1, 1, 1, episode=seen, light=light_state(few).nbytes / 8)
+    sizes = Sizes(1, 1, 1, episode=seen, light=packed(light_state(few)).nbytes / 8)
     found = load(sizes, Setup(2, 4, 4, batch=40, learners=4), Node())
     store = Store()
     told = stored(store, store.put, many)
     owner = torch.tensor(owners(told, 4))
-    states = [trajectory_state(t.light()) for t in told]
-    data = packed({"episodes": states, "owner": owner, "named": torch.zeros(240)})
+    data = packed({**light_state(told), "owner": owner, "named": torch.zeros(240)})
     got = [data.nbytes] * 4
     for t, rank in zip(told, owner.tolist(), strict=True):
         got[rank] += store.get(t.payload.reference)[t.payload.place].nbytes

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_cluster import TOY, start  # noqa: F401
 
+from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.payload import (
     Payload,
     fetched,
@@ -28,6 +29,7 @@ from vla_rl.learning.online import OnlineRL
 from vla_rl.monitoring.metrics import read_metrics
 from vla_rl.ranks import Ranks
 from vla_rl.run.pipeline import run_pipeline
+from vla_rl.storage import split_state
 from vla_rl.types import EpisodeSpec, Held, Observation, RolloutBatch, Trajectory
 
 
@@ -74,6 +76,29 @@ def episode(number: int, decisions: int = 2) -> Trajectory:
     )
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_is_told_of_episodes_comes_back_bit_for_bit(alike):
+    """Also where only some have a value, and where shapes differ."""
+    every = [dataclasses.replace(episode(i, 1 + i), value=torch.rand(1 + i)) for i in range(3)]
+    if not alike:
+        every[1] = dataclasses.replace(every[1], value=None)
+        every[2] = dataclasses.replace(every[2], behavior_log_prob=torch.rand(3, 5).double())
+    state = light_state(every)
+    data = packed(state)
+    back = light_trajectories(unpacked(data, held=True))
+    for told, one in zip(back, every, strict=True):
+        expected, found = trajectory_state(one.light()), trajectory_state(told)
+        own = [dict[str, torch.Tensor](), dict[str, torch.Tensor]()]
+        assert split_state(expected, own[0]) == split_state(found, own[1])
+        for name, x in own[0].items():
+            assert torch.equal(x, own[1][name]) and x.dtype == own[1][name].dtype
+    tensors: dict[str, torch.Tensor] = {}
+    split_state(state, tensors)
+    assert (len(tensors) == 7) == alike  # one of a kind, however many episodes
+    back[0].rewards.fill_(1)  # nothing of what was sent is held
+    assert torch.equal(light_trajectories(unpacked(data))[0].rewards, every[0].rewards)
+
+
 def test_the_driver_knows_all_but_images_and_replay_and_fetches_them_only_where_asked():
     store, every = Store(), [episode(i, 1 + i) for i in range(3)]
     reference = store.put(handed_out(every))
@@ -84,7 +109,7 @@ def test_the_driver_knows_all_but_images_and_replay_and_fetches_them_only_where_
     assert [len(t) for t in told] == [1, 2, 3] and not store.asked
     assert all(not t.observations.images and not t.replay for t in told)
     assert torch.equal(told[2].observations.proprio, every[2].observations.proprio)
-    assert light_state(told).nbytes < sum(data.nbytes for data in handed_out(every))
+    assert packed(light_state(told)).nbytes < sum(data.nbytes for data in handed_out(every))
     assert not store.asked  # a light state fetches nothing
     whole = told[1].whole()
     assert store.asked == [reference] and whole.payload is None

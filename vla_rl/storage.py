@@ -22,6 +22,7 @@ from vla_rl.files import WEIGHTS, WEIGHTS_INDEX, WEIGHTS_STEM, last_good, read_j
 
 SHARD_BYTES = 5_000_000_000  # the most of a file of weights
 _TENSOR_KEY = "__tensor__"
+_PLAIN = frozenset({str, bool, int, float, type(None)})
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota is used up",
@@ -73,6 +74,8 @@ def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             )
         return {key: _split(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
+        if _PLAIN.issuperset(map(type, value)):
+            return list(value)
         return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
     if value is None or isinstance(value, str | bool | int | float):
         return value
@@ -93,9 +96,9 @@ def join_state(value: Any, tensors: Mapping[str, Tensor], folder: Path) -> Any:
                 )
             return tensors[name]
         return {key: join_state(item, tensors, folder) for key, item in value.items()}
-    return (
-        [join_state(item, tensors, folder) for item in value] if isinstance(value, list) else value
-    )
+    if not isinstance(value, list) or _PLAIN.issuperset(map(type, value)):
+        return value
+    return [join_state(item, tensors, folder) for item in value]
 
 
 # -------------------------------------------------------------------------------------------- files

@@ -258,6 +258,8 @@ class Trajectory:
     def light(self) -> Trajectory:
         """The same episode without images and replay, and without where they lie."""
         bare = dataclasses.replace
+        if self.payload is not None:  # (they are not here)
+            return bare(self, payload=None)
         return bare(
             self,
             observations=bare(self.observations, images={}),

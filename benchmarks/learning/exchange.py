@@ -89,7 +89,7 @@ class Maker(_Role):
             return packed({"episodes": [trajectory_state(t) for t in done]})
         chosen = split([len(t) for t in done], objects)
         parts = [[t for t, at in zip(done, chosen) if at == i] for i in range(objects)]
-        light = light_state([t for part in parts for t in part])
+        light = packed(light_state([t for part in parts for t in part]))
         return (light, [len(part) for part in parts], *map(handed_out, parts))
 
 
@@ -100,7 +100,7 @@ class Rank(_Role):
 
         def work() -> dict[str, float]:
             told = unpacked(data)
-            light = [trajectory_from_state(state) for state in told["episodes"]]
+            light = light_trajectories(told)
             mine = [i for i, rank in enumerate(told["owner"].tolist()) if rank == index]
             found = [ray.get(episodes[i][0])[episodes[i][1]] for i in mine]
             received = data.nbytes + sum(x.nbytes for x in found)
@@ -139,12 +139,11 @@ class Driver(_Role):
             told = [
                 dataclasses.replace(t, payload=Payload(ray, t.rollout_id, reference, place))
                 for t, (reference, place) in zip(
-                    light_trajectories(ray.get(light)), where, strict=True
+                    light_trajectories(unpacked(ray.get(light), held=True)), where, strict=True
                 )
             ]
             owner = torch.tensor(owners(told, count))
-            states = [trajectory_state(t.light()) for t in told]
-            data = ray.put(packed({"episodes": states, "owner": owner}))
+            data = ray.put(packed({**light_state(told), "owner": owner}))
             calls = [rank.parts.remote(data, places(told), i) for i, rank in enumerate(ranks)]
             answers.extend(ray.get(calls))
             return {}
@@ -178,8 +177,10 @@ def _bytes(x: Any) -> int:
     return 0
 
 
-def measure(episodes: int, decisions: int, size: int, ranks: list[int]) -> dict[str, Any]:
-    """Both ways with each number of ranks, on the same episodes."""
+def measure(
+    episodes: int, decisions: int, size: int, ranks: list[int], ways: list[str]
+) -> dict[str, Any]:
+    """Each way with each number of ranks, on the same episodes."""
     from vla_rl.cluster.session import ray_session
     from vla_rl.config.cluster import RayConfig
 
@@ -188,7 +189,7 @@ def measure(episodes: int, decisions: int, size: int, ranks: list[int]) -> dict[
     rows: list[dict[str, Any]] = []
     with ray_session(RayConfig(object_store_mib=max(512, 6 * batch >> 20))) as ray:
         for count in ranks:
-            for way in ("parts", "whole"):
+            for way in ways:
                 one = ray.remote(num_cpus=0)
                 maker, driver = one(Maker).remote(), one(Driver).remote()
                 workers = [one(Rank).remote() for _ in range(count)]

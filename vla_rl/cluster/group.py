@@ -23,7 +23,7 @@ from torch import Tensor
 from vla_rl import errors
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.inference import Servers
-from vla_rl.cluster.packing import packed_weights
+from vla_rl.cluster.packing import packed_weights, unpacked
 from vla_rl.cluster.payload import Payload, light_trajectories
 from vla_rl.cluster.pulse import now
 from vla_rl.cluster.rollout_actor import Job, RolloutActor, Taken
@@ -389,7 +389,7 @@ class RolloutGroup:
     def _hear_taken(self, worker: _Worker, taken: Taken) -> None:
         light: list[Any] = [None] * len(taken.rollout_ids)
         if taken.light is not None:
-            light = light_trajectories(taken.light)
+            light = light_trajectories(unpacked(taken.light, held=True))
         places = [(i, place) for i, count in enumerate(taken.counts) for place in range(count)]
         for name, (i, place), told in zip(taken.rollout_ids, places, light, strict=True):
             spec = worker.open.pop(name)

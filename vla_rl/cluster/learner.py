@@ -21,9 +21,8 @@ from vla_rl.assembly.context import Run
 from vla_rl.cluster.allocation import Allocation
 from vla_rl.cluster.learner_actor import LearnerActor
 from vla_rl.cluster.packing import packed, unpacked
-from vla_rl.cluster.payload import owners, places, stored
+from vla_rl.cluster.payload import light_state, owners, places, stored
 from vla_rl.cluster.rank_group import RankGroup
-from vla_rl.data.codec import trajectory_state
 from vla_rl.learning.episode_queue import take_weights
 from vla_rl.learning.learners import EpisodesLost
 from vla_rl.monitoring.progress import Progress
@@ -55,9 +54,8 @@ class GroupLearner(RankGroup):
         if not self._run.config.cluster.ahead:
             self.settle()  # so that a rank which is lost in the update costs none of it
         episodes = stored(self._ray, self._put, trajectories)
-        states = [trajectory_state(t.light()) for t in episodes]
         owner = torch.tensor(owners(episodes, len(self._actors)))
-        batch = self._put(packed({"episodes": states, "owner": owner, "named": named}))
+        batch = self._put(packed({**light_state(episodes), "owner": owner, "named": named}))
         # (an update may take long; inside, ranks wait no more than hang_timeout for each other,
         # and each has to give signs of life)
         answers = self._surely(lambda: self._all("update", batch, places(episodes), limit=math.inf))

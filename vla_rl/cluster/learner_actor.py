@@ -13,9 +13,8 @@ import torch
 from vla_rl.assembly.context import Run
 from vla_rl.assembly.learner import learner_of, trained_policy
 from vla_rl.cluster.packing import packed, unpacked
-from vla_rl.cluster.payload import fetched
+from vla_rl.cluster.payload import fetched, light_trajectories
 from vla_rl.cluster.rank_actor import RankActor
-from vla_rl.data.codec import trajectory_from_state
 from vla_rl.errors import ConfigError
 from vla_rl.learning.learners import BatchLearner
 from vla_rl.options import AlgorithmClass, view
@@ -45,7 +44,7 @@ class LearnerActor(RankActor):
         training changes. The last of what is returned: those that are lost, and nothing was
         learned."""
         told = unpacked(data)
-        trajectories = [trajectory_from_state(state) for state in told["episodes"]]
+        trajectories = light_trajectories(told)
         owner, alone = told["owner"], self._ranks.size == 1
         parts = not alone and view(self._learner.algorithm, AlgorithmClass).takes_parts
         mine = [i for i, rank in enumerate(owner.tolist()) if not parts or rank == self._job.index]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,31 @@ def unpacked(data: np.ndarray, held: bool = False) -> dict[str, Any]:
         for name, (layout, at) in found.items()
     }
     return join_state(structure, tensors, Path("a packed state"))
+
+
+def together(states: Sequence[Any]) -> Any:
+    """States of one kind as one that costs little to pack: a tensor that each has some rows of is
+    there once, with the rows of all; `apart` inverts it."""
+    first = states[0]
+    if isinstance(first, dict) and first:
+        if all(isinstance(x, dict) and x.keys() == first.keys() for x in states):
+            return {"each": {key: together([x[key] for x in states]) for key in first}}
+    elif isinstance(first, Tensor) and first.ndim:
+        kind = first.dtype, first.shape[1:]
+        if all(isinstance(x, Tensor) and x.ndim and (x.dtype, x.shape[1:]) == kind for x in states):
+            return {"rows": [len(x) for x in states], "of": torch.cat(list(states))}
+    return list(states)
+
+
+def apart(state: Any) -> list[Any]:
+    """Inverse of `together`: the states, whose tensors are new ones where they were put
+    together."""
+    if isinstance(state, list):
+        return state
+    if "rows" in state:
+        return [x.clone() for x in state["of"].split(state["rows"])]
+    columns = [apart(x) for x in state["each"].values()]
+    return [dict(zip(state["each"], row)) for row in zip(*columns, strict=True)]
 
 
 def _tensor(data: np.ndarray, layout: TensorLayout, held: bool) -> Tensor:

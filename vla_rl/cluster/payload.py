@@ -9,13 +9,13 @@ holds it: its episodes run again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vla_rl.cluster.packing import packed, unpacked
+from vla_rl.cluster.packing import apart, packed, together, unpacked
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.learning.learners import EpisodesLost
 from vla_rl.types import Trajectory
@@ -48,14 +48,15 @@ def fetched(data: np.ndarray) -> Trajectory:
     return trajectory_from_state(unpacked(data))
 
 
-def light_state(episodes: Iterable[Trajectory]) -> np.ndarray:
-    """What the driver is told of them, packed; `light_trajectories` inverts it."""
-    return packed({"episodes": [trajectory_state(episode.light()) for episode in episodes]})
+def light_state(episodes: Iterable[Trajectory]) -> dict[str, Any]:
+    """What driver and ranks are told of one or more episodes, for `packed`; `light_trajectories`
+    inverts it."""
+    return {"episodes": together([trajectory_state(episode.light()) for episode in episodes])}
 
 
-def light_trajectories(data: np.ndarray) -> list[Trajectory]:
-    """Inverse of `light_state`."""
-    return [trajectory_from_state(state) for state in unpacked(data)["episodes"]]
+def light_trajectories(state: Mapping[str, Any]) -> list[Trajectory]:
+    """Inverse of `light_state`. Their tensors are new ones: nothing of ``state`` is held."""
+    return [trajectory_from_state(one) for one in apart(state["episodes"])]
 
 
 def split(sizes: Sequence[int], parts: int) -> list[int]:

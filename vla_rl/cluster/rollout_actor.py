@@ -24,7 +24,7 @@ from vla_rl import build
 from vla_rl.assembly.learner import trained_policy
 from vla_rl.cluster import worker_context
 from vla_rl.cluster.inference import RemotePolicy
-from vla_rl.cluster.packing import unpacked_weights
+from vla_rl.cluster.packing import packed, unpacked_weights
 from vla_rl.cluster.payload import handed_out, light_state, split
 from vla_rl.errors import UserError
 from vla_rl.interfaces import Collector, Env
@@ -60,7 +60,7 @@ class Taken:
     failure: tuple[str, str, bool] | None
     bytes: int = 0  # of what is handed out
     counts: tuple[int, ...] = ()  # episodes of each object
-    light: np.ndarray | None = None  # `payload.light_state` of them, for a driver that fetches none
+    light: np.ndarray | None = None  # `payload.light_state`, packed, for a driver that fetches none
     running: float = 0.0  # seconds in which it had episodes, since it started
 
 
@@ -186,7 +186,7 @@ class RolloutActor:
             rollout_ids=tuple(t.rollout_id for t in order),
             counts=tuple(map(len, parts)),
             bytes=sum(data.nbytes for held in objects for data in held),
-            light=light_state(order) if self._job.objects and done else None,
+            light=packed(light_state(order)) if self._job.objects and done else None,
         )
         return told, *objects
 
