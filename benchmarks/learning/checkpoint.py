@@ -121,9 +121,9 @@ class Rank(RankActor):
     def _build(self, run: Any) -> None:
         self._policy = shard(Model(*self._model), self._ranks)
         self._learner = _Adam(self._policy)
-        self._learner.step()
+        self._update()
 
-    def _update(self) -> None:  # type: ignore[override]
+    def _update(self) -> None:
         self._learner.step()
 
     def _parts(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class ImitationActor(RankActor):
         self._policy = shard(new_policy(run, dataset), self._ranks, self._job.mode)
         self._learner = OwnSFT(imitation_of(run, self._policy, dataset))
 
-    def _update(self) -> dict[str, float]:  # type: ignore[override]
+    def _update(self) -> dict[str, float]:
         return self._learner.update()
 
     def weights(self) -> np.ndarray | None:

@@ -35,7 +35,7 @@ class LearnerActor(RankActor):
             )
         self._learner = learner
 
-    def _update(  # type: ignore[override]
+    def _update(
         self, data: np.ndarray, episodes: Sequence[tuple[Any, int]]
     ) -> tuple[dict[str, float], np.ndarray | None, list[int]]:
         """Learn from a batch: ``data`` says of every episode all but images and replay, and which

@@ -46,8 +46,8 @@ class RankActor(ABC):
 
     _policy: Any
     _learner: Any  # with the state_dict of a local run's
-    _kept: Snapshot | None = None  # that is to be written
-    _copying: Snapshot | None = None  # for which what changes weights or state has to wait
+    # that is to be written; what changes weights or state waits until it is copied
+    _kept: Snapshot | None = None
 
     def __init__(self, job: RankJob) -> None:
         self._job = job
@@ -112,22 +112,23 @@ class RankActor(ABC):
         the state is built, as JSON."""
         self._copied()
         self._kept = None  # (a copy at a time)
-        self._kept = self._copying = Snapshot(self._policy, self._parts(), self._ranks)
+        self._kept = Snapshot(self._policy, self._parts(), self._ranks)
         return json.dumps(self._kept.structure) if self._ranks.is_main else None
 
     def _copied(self) -> None:
-        if (copying := self._copying) is not None:
-            self._copying = None
-            copying.copied()
+        if (kept := self._kept) is not None:
+            kept.copied()
 
     def write(self, folder: str, save: str) -> list[dict[str, Any]]:
         """Write the last `snapshot` as a part of a checkpoint (`Unfinished.finish` takes what is
         returned), from a thread of its own: an update may go on meanwhile."""
-        kept, self._kept = self._kept, None
+        kept = self._kept
         assert kept is not None
-        kept.copied()
-        self._copying = None  # (or it would stay in memory until the next update)
-        return kept.write(Path(folder), save)
+        try:
+            return kept.write(Path(folder), save)
+        finally:
+            if self._kept is kept:
+                self._kept = None
 
     def sees(self, file: str) -> bool:
         """Whether a file of the driver's is here as well, and its folder can be written."""
@@ -153,7 +154,7 @@ class RankActor(ABC):
         return min(seconds[1:])
 
     @abstractmethod
-    def _update(self, *given: Any) -> Any:
+    def _update(self, *given: Any, **named: Any) -> Any:
         """Learn."""
 
     @abstractmethod
