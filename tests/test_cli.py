@@ -244,6 +244,22 @@ def test_collect_runs_that_phase_alone(composed, capsys):
     assert composed[0][0].phases == ["collect"] and "dataset" in capsys.readouterr().out
 
 
+def test_threads_wait_briefly_unless_the_user_says_otherwise(composed, monkeypatch):
+    """Of torch's, which is imported later."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    cli.main(["train", "run=toy"])
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    cli.main(["train", "run=toy"])
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    cli.main(["train", "run=toy"])
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["--version"])

@@ -24,7 +24,7 @@ from test_replay_store import episode
 from vla_rl.assembly.env_and_policy import acting_policy, open_env
 from vla_rl.assembly.folder import changes
 from vla_rl.cluster.collector import AheadRayCollector, job_of, parallel_stats, staleness
-from vla_rl.cluster.group import RolloutGroup, _Worker
+from vla_rl.cluster.group import RolloutGroup, _Tally, _Worker
 from vla_rl.cluster.packing import packed_weights
 from vla_rl.cluster.payload import fetched
 from vla_rl.cluster.rollout_actor import Job, RolloutActor
@@ -33,6 +33,7 @@ from vla_rl.errors import ConfigError, UserError
 from vla_rl.learning.episode_queue import learned_weights
 from vla_rl.learning.lookahead import Plans
 from vla_rl.monitoring.metrics import read_metrics
+from vla_rl.rollout.engine import quantiles
 from vla_rl.run.pipeline import run_pipeline
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec
@@ -460,6 +461,26 @@ def test_sampled_and_most_likely_actions_are_lists_of_their_own():
         ValueError, match="6 episodes of this plan are under way with sampled actions"
     ):
         collector.collect(plan, deterministic=True)
+
+
+def test_quantiles_are_of_all_episodes_however_few_are_told_of_at_a_time():
+    """Nine of a second and one of a minute, one by one: whoever pools what each call tells would
+    take a tenth of a minute for every quantile."""
+    seconds = iter([1.0] * 9 + [60.0])
+    engine = SimpleNamespace(
+        mark=lambda: None,
+        figures=lambda before, until: {"episodes": 1.0},
+        ended=lambda before, until: [next(seconds)],
+    )
+    actor, group = RolloutActor(Job(None, True, streams=True)), object.__new__(RolloutGroup)
+    actor._engine, actor._mark = engine, None
+    group.tally, group._rounds, group._ended, group._workers = _Tally(), [], [], [None]
+    group._changed, worker = threading.Condition(), _Worker(0, None, None, ready=True)
+    for _ in range(10):
+        group._hear_taken(worker, actor.take(0.0)[0])
+    took = quantiles(group.take_ended())
+    assert list(took.values()) == [1.0, 1.0, pytest.approx(6.9), 60.0] and not group.take_ended()
+    assert not any(quantiles([]).values())
 
 
 # ----------------------------------------------------------------------------------------- with Ray

@@ -63,6 +63,19 @@ def test_overlapped_the_slower_side_counts():
     assert two.seconds == pytest.approx(2 * 0.95, rel=0.02)
 
 
+def test_weights_on_their_way_hold_up_what_begins_behind_them():
+    """By turns they are added; where episodes enough are under way the slower side hides them, and
+    decisions are as much older."""
+    far = dataclasses.replace(ONE, reach=1.5)
+    near, setup = simulate(ONE, Setup(1, 1, 1, batch=4)), Setup(1, 1, 1, batch=4, ahead=1)
+    assert simulate(far, Setup(1, 1, 1, batch=4)).seconds == pytest.approx(near.seconds + 1.5)
+    slow = {"update": 2.0}
+    hidden = simulate(dataclasses.replace(far, **slow), setup)
+    assert hidden.seconds == pytest.approx(8.0 + 0.1 + 0.4)
+    close = simulate(dataclasses.replace(ONE, **slow), setup)
+    assert hidden.staleness_mean >= close.staleness_mean
+
+
 def test_slots_share_cores_and_calls():
     """Two slots in lockstep: one call for both (0.04), chunks at once on two cores, after each
     other on one."""

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "function" not in arguments:
         parser.print_help()
         return 2
+    _wait_briefly()
     if arguments.function not in hub.REACHES:  # nothing else reaches for a hub or an account
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
@@ -81,6 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         resumes = arguments.function in (*run.RESUMES, *study.RESUMES, robot.run_learn)
         print("\ninterrupted" + ("; the same command resumes" if resumes else ""), file=sys.stderr)
         return 130
+
+
+def _wait_briefly() -> None:
+    """Let torch's threads sleep soon where they wait for each other, unless the user said how.
+
+    GCC's OpenMP lets them spin for milliseconds. That gains nothing here on free cores, and where
+    other programs share them each wait takes several of the scheduler's turns. It is read as torch
+    is imported, here and in every process below.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def _searching(folder: Path | None) -> contextlib.AbstractContextManager[None]:

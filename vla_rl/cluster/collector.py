@@ -25,7 +25,7 @@ from vla_rl.config.episodes import EPISODE_SECONDS
 from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.interfaces import Collector, EpisodesDone
 from vla_rl.learning.episode_queue import learned_weights
-from vla_rl.rollout.engine import pooled_seconds
+from vla_rl.rollout.engine import pooled_seconds, quantiles
 from vla_rl.types import EpisodeSpec, RolloutResult, Trajectory
 
 _STATS = (
@@ -204,7 +204,9 @@ class AheadRayCollector(RayCollector):
         now = time.perf_counter()
         seconds, self._left = now - self._left, now
         trajectories = [kept[spec.rollout_id] for spec in plan]
-        stats = {**parallel_stats(self.group.take_rounds(), seconds), **self.group.figures()}
+        # (what actors tell at one time is of an episode or two, which have no quantiles)
+        took = quantiles(self.group.take_ended())
+        stats = parallel_stats(self.group.take_rounds(), seconds) | took | self.group.figures()
         open_count, ready = self.group.counts()
         waited, self._waited = self._waited + now - started, 0.0
         stats |= {"cluster/learner_wait_seconds": waited, "cluster/open": float(open_count)}
@@ -265,6 +267,7 @@ def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[s
     rounds = rounds or [dict.fromkeys(_STATS, 0.0)]
     total = {name: sum(stats[name] for stats in rounds) for name in rounds[0]}
     worked = max(total["seconds"], 1e-9)
+    busy = sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds)
     calls = sum(
         stats["decisions"] / stats["policy_batch"] for stats in rounds if stats["policy_batch"]
     )
@@ -274,8 +277,7 @@ def parallel_stats(rounds: Sequence[dict[str, float]], seconds: float) -> dict[s
             "seconds": seconds,
             "policy_seconds": total["policy_seconds"] / worked * seconds,
             "wait_seconds": total["wait_seconds"] / worked * seconds,
-            "env_utilisation": sum(stats["env_utilisation"] * stats["seconds"] for stats in rounds)
-            / worked,
+            "env_utilisation": min(1.0, busy / worked),
             "decisions_per_second": total["decisions"] / seconds,
             "control_steps_per_second": total["control_steps"] / seconds,
             "policy_batch": total["decisions"] / max(1.0, calls),

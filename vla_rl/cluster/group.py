@@ -48,6 +48,7 @@ class _Worker:
     waited: Any  # the reference that is waited for: `open`, then one `take` after the other
     payload: Any = None  # references to the objects that come with it
     sent: Any = None  # reference to how the last weights were taken
+    sent_at: float = 0.0  # when they were on their way
     failures: int = 0  # in this place since an episode came from it
     ready: bool = False
     open: dict[str, EpisodeSpec] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class _Tally:
     bytes_published: int = 0  # of weights, once for all actors
     rollout_busy_seconds: float = 0.0  # the actors' mean
     publish_seconds: float = 0.0  # of the driver
+    weights_seconds: float = 0.0  # from then until the actors had the weights, their mean
     inference_busy_seconds: float = 0.0  # the mean of those that there are
     take_seconds: float = 0.0  # in which the driver fetched and unpacked episodes
 
@@ -134,6 +136,7 @@ class RolloutGroup:
         self._known: set[str] = set()  # open or finished
         self._sure: set[str] = set()  # of these, those with the policy's most likely actions
         self._rounds: list[dict[str, float]] = []
+        self._ended: list[float] = []
         self._error: UserError | None = None
         self._stopping = False
         self._changed = threading.Condition()
@@ -231,6 +234,13 @@ class RolloutGroup:
             rounds, self._rounds = self._rounds, []
             return rounds
 
+    def take_ended(self) -> list[float]:
+        """Seconds of the simulator, of each episode that was told of since the last call, where
+        actors stream."""
+        with self._changed:
+            ended, self._ended = self._ended, []
+            return ended
+
     def await_rounds(self) -> list[dict[str, float]]:
         """The engine's figures of the lists that are done, once no actor has any episode left."""
         with self._changed:
@@ -314,7 +324,8 @@ class RolloutGroup:
         """Wait for something to happen, and see to it."""
         with self._changed:
             waiting = {worker.waited: worker for worker in self._workers}
-        self._ray.wait(list(waiting), num_returns=1, timeout=_TURN, fetch_local=False)
+            sent = [worker.sent for worker in self._workers if worker.sent is not None]
+        self._ray.wait([*waiting, *sent], num_returns=1, timeout=_TURN, fetch_local=False)
         # whoever has an answer is alive, however long this process stood still itself
         ready, _ = self._ray.wait(
             list(waiting), num_returns=len(waiting), timeout=0, fetch_local=False
@@ -369,7 +380,7 @@ class RolloutGroup:
             or not self._ray.wait([worker.sent], timeout=0)[0]
         ):
             return
-        reference, worker.sent = worker.sent, None
+        reference, sent_at, worker.sent = worker.sent, worker.sent_at, None
         try:
             self._ray.get(reference)
         except Exception as error:
@@ -379,6 +390,9 @@ class RolloutGroup:
                     worker,
                     f"it could not take the weights: {type(cause).__name__}: {first_line(error)}",
                 )
+            return
+        with self._changed:
+            self.tally.weights_seconds += (now() - sent_at) / len(self._workers)
 
     def _welcome(self, worker: _Worker) -> None:
         """It is ready. Raises `UserError` where it is made of other code than this process."""
@@ -400,6 +414,7 @@ class RolloutGroup:
         self.tally.rollout_busy_seconds += (taken.running - worker.running) / len(self._workers)
         worker.running = taken.running
         self._rounds += taken.rounds
+        self._ended += taken.ended
         worker.lists -= len(taken.rounds)
         if taken.decisions != worker.decisions or taken.rollout_ids or not worker.open:
             worker.decisions, worker.alive = taken.decisions, now()
@@ -448,6 +463,7 @@ class RolloutGroup:
             return
         _, reference, checksum, size = self._weights
         self.tally.bytes_out += size
+        worker.sent_at = now()
         worker.sent = worker.handle.weights.options(concurrency_group="orders").remote(
             reference, checksum
         )

@@ -30,7 +30,8 @@ class Times:
     ``pace``: by what factor it is longer in each of the episodes that ``decisions`` are of (none:
     1; some are slow from begin to end); ``reset`` of an episode's start; ``decisions`` of episodes,
     samples (counts, or means); a policy call takes ``act_fixed`` + rows · ``act_row``; ``update``
-    per episode that is learned from, on one device; ``publish`` of a version; ``take`` of the
+    per episode that is learned from, on one device; ``publish`` of a version by the driver, and ``reach`` from then
+    until actors have it, which begin no episode meanwhile; ``take`` of the
     driver per episode (unpacking, rewards), one after the other and not during an update; ``pause``
     of the driver per iteration (checkpoint)."""
 
@@ -41,6 +42,7 @@ class Times:
     update: float
     reset: float = 0.0
     publish: float = 0.0
+    reach: float = 0.0
     pause: float = 0.0
     take: float = 0.0
     pace: tuple[float, ...] = ()
@@ -137,7 +139,8 @@ class _World:
         self.actors = [_Actor(limit, setup.slots, setup.cores) for _ in range(setup.rollouts)]
         self.unassigned: deque[_Episode] = deque()
         self.finished: dict[int, list[_Episode]] = {}
-        self.version = 0  # that actors have
+        self.version = 0  # that is published
+        self.acting = 0  # that actors have
         self.learned = 0  # iterations
         self.issued = 0
         self.learning = False
@@ -170,6 +173,8 @@ class _World:
         self._assign()
 
     def _assign(self) -> None:
+        if self.acting < self.version:  # what is given to actors comes behind the weights
+            return
         share = len(self.unassigned) + sum(actor.has for actor in self.actors)
         share = math.ceil(share / len(self.actors)) if self.setup.ahead else self.setup.batch
         for actor in self.actors:
@@ -216,9 +221,13 @@ class _World:
         self.learning, self.version = False, self.learned
         self.ends.append(self.now)
         self.marks.append(dict(self.worked))
-        self._issue()
+        self._after(self.times.reach, functools.partial(self._reached, self.version))
         self._learn()
         self._take()
+
+    def _reached(self, version: int) -> None:
+        self.acting = version
+        self._issue()
 
     # ------------------------------------------------------------------------------------- an actor
     def _work(self, actor: _Actor) -> None:
@@ -249,7 +258,7 @@ class _World:
         actor.calling = True
         seconds = self.times.act_fixed + len(rows) * self.times.act_row
         for episode in rows:
-            episode.versions.append(self.version)
+            episode.versions.append(self.acting)
         self._after(seconds, lambda: self._served(actor, seconds, rows))
 
     def _served(self, actor: _Actor, seconds: float, rows: Sequence[_Episode]) -> None:

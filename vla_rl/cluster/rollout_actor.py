@@ -62,6 +62,8 @@ class Taken:
     counts: tuple[int, ...] = ()  # episodes of each object
     light: np.ndarray | None = None  # `payload.light_state`, packed, for a driver that fetches none
     running: float = 0.0  # seconds in which it had episodes, since it started
+    # of the simulator, for each episode that ended since the last call, where it streams
+    ended: tuple[float, ...] = ()
 
 
 class CutOff(Env):
@@ -166,15 +168,18 @@ class RolloutActor:
             done, rounds, self._done, self._rounds = self._done, self._rounds, [], []
             now = time.perf_counter()
             running = self._running + (now - self._since if self._since is not None else 0.0)
+            ended: tuple[float, ...] = ()
             if self._job.streams:
                 before, self._mark = self._mark, self._engine.mark()
                 rounds = [_floats(self._engine.figures(before, self._mark))]
+                ended = tuple(self._engine.ended(before, self._mark))
             told = Taken(
                 tuple(t.rollout_id for t in done),
                 self._decisions,
                 tuple(rounds),
                 self._failure,
                 running=running,
+                ended=ended,
             )
         count = max(1, self._job.objects)
         chosen = split([len(t) for t in done], count)

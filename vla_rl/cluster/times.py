@@ -28,6 +28,7 @@ _VARIED = 0.1  # spread of the batches (of their mean) from which a call's fixed
 _TRUSTED = 0.15  # of the measured time that the model may be off
 _LENGTHS = 20  # that stand for the episodes of a run
 _BYTES = "_bytes"  # ends the name of a size
+_AT_WORK = "at_work"  # seconds in which actors had episodes
 _MOST_OF_ONE = 100  # episodes that stand for those of one iteration
 
 
@@ -43,6 +44,7 @@ class _TimesFile:
     update: float = 0.0
     reset: float = 0.0
     publish: float = 0.0
+    reach: float = 0.0
     pause: float = 0.0
     take: float = 0.0
     pace: list[float] = dataclasses.field(default_factory=list)
@@ -141,11 +143,12 @@ def _of_run(folder: Path) -> Measured:
         return sum(row.get(name) or 0.0 for row in rows)
 
     r, cores = setup.rollouts, setup.rollouts * setup.cores
+    rows = [_at_work(row, always=setup.ahead > 0) for row in rows]
     # (inline, the simulator runs while the engine waits)
     worked = [
         row["engine/wait_seconds"] * r
         if setup.inline
-        else row["engine/env_utilisation"] * row["engine/seconds"] * cores
+        else row["engine/env_utilisation"] * row[_AT_WORK] * cores
         for row in rows
     ]
     decisions = total("engine/decisions")
@@ -166,6 +169,7 @@ def _of_run(folder: Path) -> Measured:
         # of one device
         update=total("time/update") / learned * setup.learner_speed,
         publish=publish,
+        reach=total("cluster/weights_seconds") / len(rows),
         pause=max(
             0.0, (seconds - total("time/update") - total(gathered) - score) / len(rows) - publish
         ),
@@ -173,6 +177,15 @@ def _of_run(folder: Path) -> Measured:
         pace=paces,
     )
     return Measured(times, setup, seconds / len(rows))
+
+
+def _at_work(row: Mapping[str, float], always: bool) -> dict[str, float]:
+    """``row`` with the seconds in which actors had episodes, of which the engine's shares are: by
+    turns they have none while weights are on their way."""
+    whole = row["engine/seconds"]
+    had = whole if always else row.get("cluster/rollout_busy_seconds") or whole
+    parts = ("engine/policy_seconds", "engine/wait_seconds")
+    return {**row, **{name: row[name] * had / whole for name in parts}, _AT_WORK: had}
 
 
 def _call(rows: Sequence[Mapping[str, float]], rollouts: int) -> tuple[float, float]:

@@ -146,9 +146,9 @@ class RolloutEngine(Collector):
 
         with _spare_threads(self.env.num_workers):
             self._run(plan, deterministic, ended, more or (lambda: ()))
-        return RolloutResult(
-            [results[i] for i in sorted(results)], self.figures(begun, self.mark())
-        )
+        stats = self.figures(begun, self.mark())
+        stats["env_utilisation"] = min(1.0, stats["env_utilisation"])
+        return RolloutResult([results[i] for i in sorted(results)], stats)
 
     def mark(self) -> Mark:
         """Now; may be asked from another thread while episodes run."""
@@ -156,7 +156,8 @@ class RolloutEngine(Collector):
         return Mark(dataclasses.replace(self._tally), time.perf_counter(), busy or 0.0)
 
     def figures(self, since: Mark, until: Mark) -> dict[str, float]:
-        """The ``stats`` of `collect` for what lies between two marks."""
+        """The ``stats`` of `collect` for what lies between two marks. ``env_utilisation`` may be
+        above 1: a request counts where it ends."""
         before = dataclasses.asdict(since.tally)
         tally = _Tally(
             **{
@@ -164,14 +165,14 @@ class RolloutEngine(Collector):
                 for name, value in dataclasses.asdict(until.tally).items()
             }
         )
-        ended = list(self._seconds)[-tally.episodes :] if tally.episodes else []
-        quantiles = {
-            name: float(np.quantile(ended, q)) if ended else 0.0
-            for name, q in EPISODE_SECONDS.items()
-        }
-        return (
-            self._stats(tally, until.seconds - since.seconds, until.busy - since.busy) | quantiles
-        )
+        stats = self._stats(tally, until.seconds - since.seconds, until.busy - since.busy)
+        return stats | quantiles(self.ended(since, until))
+
+    def ended(self, since: Mark, until: Mark) -> list[float]:
+        """The seconds that the simulator worked for each episode that ended between two marks, of
+        which the later is the last."""
+        count = until.tally.episodes - since.tally.episodes
+        return list(self._seconds)[-count:] if count else []
 
     def _run(
         self,
@@ -352,7 +353,7 @@ class RolloutEngine(Collector):
             "seconds": seconds,
             "policy_seconds": tally.policy_seconds,
             "wait_seconds": tally.wait_seconds,
-            "env_utilisation": min(1.0, busy / (seconds * servers)),
+            "env_utilisation": busy / (seconds * servers),
             "decisions_per_second": tally.decisions / seconds,
             "control_steps_per_second": tally.control_steps / seconds,
             "policy_batch": tally.decisions / max(1, tally.policy_calls),
@@ -377,6 +378,14 @@ def pooled_stats(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
         }
         | pooled_seconds(rounds)
     )
+
+
+def quantiles(ended: Sequence[float]) -> dict[str, float]:
+    """`EPISODE_SECONDS` of episodes that took so long each; 0 of none."""
+    return {
+        name: float(np.quantile(ended, q)) if len(ended) else 0.0
+        for name, q in EPISODE_SECONDS.items()
+    }
 
 
 def pooled_seconds(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
