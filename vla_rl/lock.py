@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from vla_rl.errors import UserError
@@ -69,6 +70,7 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:  # an owner that was let go
+    # an owner that was let go, be it as the interpreter ends, where ``os`` is gone
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            close(self._descriptor)
