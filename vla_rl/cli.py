@@ -87,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _wait_briefly() -> None:
     """Let torch's threads sleep soon where they wait for each other, unless the user said how.
 
-    GCC's OpenMP lets them spin for milliseconds. That gains nothing here on free cores, and where
-    other programs share them each wait takes several of the scheduler's turns. It is read as torch
-    is imported, here and in every process below.
+    GCC's OpenMP lets them spin for milliseconds. That gains little on free cores, and where other
+    programs share them each wait takes several of the scheduler's turns. It is read as torch is
+    imported, here and in every process below.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"

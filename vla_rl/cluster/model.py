@@ -30,8 +30,8 @@ class Times:
     ``pace``: by what factor it is longer in each of the episodes that ``decisions`` are of (none:
     1; some are slow from begin to end); ``reset`` of an episode's start; ``decisions`` of episodes,
     samples (counts, or means); a policy call takes ``act_fixed`` + rows · ``act_row``; ``update``
-    per episode that is learned from, on one device; ``publish`` of a version by the driver, and ``reach`` from then
-    until actors have it, which begin no episode meanwhile; ``take`` of the
+    per episode that is learned from, on one device; ``publish`` of a version by the driver, and
+    ``reach`` from then until actors have it, which begin no episode meanwhile; ``take`` of the
     driver per episode (unpacking, rewards), one after the other and not during an update; ``pause``
     of the driver per iteration (checkpoint)."""
 
