@@ -87,6 +87,22 @@ def write(path: Path, video: bool = False, lengths: tuple[int, ...] = LENGTHS) -
     return path
 
 
+def helped(path: Path, column: str = "control", lengths: tuple[int, ...] = LENGTHS) -> Path:
+    """A session as it is exported: a person chose every third row."""
+    with DemonstrationWriter(path, SPEC, extra={column: ("is_human", "gate")}) as writer:
+        for i, n in enumerate(lengths):
+            chose = np.stack([np.arange(n) % 3 == 0, np.zeros(n)], 1).astype(np.float32)
+            writer.add_episode(
+                **episode(i, n),
+                instruction=TEXTS[i % 2],
+                success=True,
+                task_id=f"t{i % 2}",
+                init_state_id=i,
+                extra={column: chose},
+            )
+    return path
+
+
 def foreign(path: Path, names: dict[str, str] | None = None) -> Path:
     """As another tool would write it: nothing of ours, features under other ``names``."""
     names = names or {}
@@ -905,3 +921,19 @@ def test_from_teaching_an_arm_to_a_policy_that_drives_it(tmp_path, capsys):
     ]
     assert main([*run, f"checkpoint={checkpoint}"]) == 0
     assert "autonomous: 2 of 2 episodes succeeded (100 %)" in capsys.readouterr().out
+
+
+def test_of_a_session_that_a_person_helped_in_the_persons_rows_are_imitated(tmp_path):
+    """HG-DAgger (arXiv 1810.02890, Algorithm 1); chunks still are what followed, whoever chose it.
+    A column of another name says nothing of who chose."""
+    data = load_demonstrations(helped(tmp_path / "session"), chunk_length=2)
+    theirs = torch.cat([torch.arange(e.length) % 3 == 0 for e in data.episodes])
+    drawn = data.drawing.draw(500, torch.Generator().manual_seed(0))
+    assert bool(theirs[drawn].all()) and drawn.unique().numel() == int(theirs.sum())
+    assert f"of {len(data)} control steps the {int(theirs.sum())} that a person" in data.notes[0]
+    _, actions, valid = data.at(torch.tensor([0]))
+    assert valid.all() and torch.equal(actions[0], data.actions[:2])
+    part = data.subset([theirs[e.start : e.start + e.length] == 0 for e in data.episodes])
+    assert part.worth is None  # of the policy's alone all are drawn
+    other = load_demonstrations(helped(tmp_path / "other", "steering"))
+    assert other.worth is None and not any("person" in note for note in other.notes)

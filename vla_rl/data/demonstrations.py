@@ -210,7 +210,8 @@ class DemonstrationDataset:
         )
         out.by_base = None if self.by_base is None else self.by_base[index]
         out.sent = None if self.sent is None else self.sent[index]
-        out.worth = None if self.worth is None else self.worth[index]
+        if self.worth is not None and bool(self.worth[index].any()):
+            out.worth = self.worth[index]
         out.notes = self.notes
         return out.from_sources(self.sources, self.weights)
 
@@ -404,6 +405,11 @@ def joined(
     )
     out.by_base = _of_all([part.by_base for part in parts])
     out.sent = _of_all([part.sent for part in parts])
+    if any(part.worth is not None for part in parts):
+        all_of = (torch.ones(len(part), dtype=torch.bool) for part in parts)
+        out.worth = torch.cat(
+            [a if part.worth is None else part.worth for a, part in zip(all_of, parts)]
+        )
     out.notes = tuple(note for part in parts for note in part.notes)
     return out.from_sources(names, weights)
 

@@ -19,6 +19,8 @@ from vla_rl.types import EmbodimentSpec
 STATE_KEY, ACTION_KEY, IMAGE_PREFIX = "observation.state", "action", "observation.images."
 SENT_KEY = "sent"  # what the robot was told, where the label stayed clean
 BY_BASE = "by_base"  # of each control step of hybrid rollouts: whether the frozen policy chose it
+# of each control step of a session, and the number in it that says whether a person chose it
+CONTROL, BY_PERSON = "control", "is_human"
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 KEPT_OUT = "kept_out"  # the file meta/kept_out.json
 LAST = "last_episodes_of_each_task"  # its one key

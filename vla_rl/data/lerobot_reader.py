@@ -110,7 +110,7 @@ def load_demonstrations(
         actions = torch.from_numpy(rows.vectors[ACTION_KEY].astype(np.float32))
         keep = whole if choose is None else choose(rows.episodes, actions)
         dataset = assembled(path, info, spec, keys, rows, keep, chunk_length, disk)
-    dataset.notes = tuple(finding.line() for finding in report.warnings)
+    dataset.notes += tuple(finding.line() for finding in report.warnings)
     return dataset
 
 
@@ -130,6 +130,11 @@ def assembled(
     dataset = _without_pictures(rows, spec, actions, chunk_length)
     if not all(mask is not None and bool(mask.all()) for mask in keep):
         dataset = dataset.subset(keep)
+    if dataset.worth is not None:
+        dataset.notes = (
+            f"{path}: of {len(dataset)} control steps the {int(dataset.worth.sum())} that a person "
+            "chose are imitated, those of the policy that was helped are not",
+        )
     masks = [
         np.zeros(e.length, bool) if k is None else k.numpy()
         for k, e in zip(keep, rows.episodes, strict=True)
@@ -253,6 +258,8 @@ def _without_pictures(
         dataset.sent = torch.from_numpy(rows.vectors[SENT_KEY].astype(np.float32))
     if rows.by_base is not None:
         dataset.by_base = torch.from_numpy(rows.by_base)
+    if (imitated := rows.imitated) is not None:
+        dataset.worth = torch.from_numpy(imitated)
     return dataset
 
 

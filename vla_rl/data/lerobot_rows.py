@@ -30,6 +30,8 @@ from vla_rl.data.lerobot_format import (
     ACTION_KEY,
     AGAIN,
     BY_BASE,
+    BY_PERSON,
+    CONTROL,
     KEPT_OUT,
     LAST,
     SENT_KEY,
@@ -52,7 +54,8 @@ class LeRobotRows:
     ``places`` int64 [n]: where each lies, counted through ``files``. ``vectors`` {key: [n d]} as
     stored, ``stamps`` [n] (s since the episode began), ``task_index`` [n] into ``instructions``.
     ``numbers``: each episode's ``episode_index``; ``meta``: its row of metadata. Episodes without a
-    row are not there. ``stride``: rows of the files for each of these.
+    row are not there. ``by_base`` and ``by_person`` bool [n]: whether a frozen policy, or a person,
+    chose it (None: not said). ``stride``: rows of the files for each of these.
     """
 
     path: Path
@@ -66,9 +69,17 @@ class LeRobotRows:
     numbers: list[int]
     meta: list[dict[str, Any]]
     by_base: np.ndarray | None = None
+    by_person: np.ndarray | None = None
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     empty: tuple[int, ...] = ()
     stride: int = 1
+
+    @property
+    def imitated(self) -> np.ndarray | None:
+        """bool [n]: of a policy's session that a person helped in, the person's rows, as HG-DAgger
+        has it; None: all rows."""
+        mine = self.by_person
+        return mine if mine is not None and mine.any() and not mine.all() else None
 
     def where(self, row: int) -> str:
         """Which row of the files this is, in words."""
@@ -99,6 +110,7 @@ class LeRobotRows:
                 for e, start, b in zip(self.episodes, starts, begins)
             ],
             by_base=None if self.by_base is None else self.by_base[first],
+            by_person=None if self.by_person is None else self.by_person[first],
             stride=stride * self.stride,
         )
 
@@ -266,6 +278,7 @@ def read_rows(
         "frame_index",
         "timestamp",
         BY_BASE,
+        CONTROL,
         SENT_KEY,
         _ROW_SUCCESS,
     ]
@@ -343,8 +356,19 @@ def read_rows(
         by_base=_vectors(table, BY_BASE, path, pa)[places][:, 0].astype(bool)
         if BY_BASE in columns
         else None,
+        by_person=_by_person(_vectors(table, CONTROL, path, pa)[places], features[CONTROL])
+        if CONTROL in columns
+        else None,
         empty=tuple(r["episode_index"] for r in meta if not counts[r["episode_index"]]),
     )
+
+
+def _by_person(control: np.ndarray, feature: Mapping[str, Any]) -> np.ndarray | None:
+    """Which rows of a session a person chose; None where the column is something else."""
+    names = feature.get("names")
+    if not isinstance(names, list) or len(names) != control.shape[1] or BY_PERSON not in names:
+        return None
+    return np.asarray(control[:, names.index(BY_PERSON)] > 0.5)
 
 
 def sizes(shape: Any) -> list[int]:

@@ -98,12 +98,15 @@ class Mixture:
         first, rest = self.parts[0].said(), []
         if len(self.parts) == 1:
             return first
-        rows = np.array([len(part.rows.places) for part in self.parts], np.float64)
-        weights = np.array(self.weights or rows)
-        for name, part, share in zip(self.names, self.parts, weights / weights.sum()):
+        drawn = [
+            len(p.rows.places) if (i := p.rows.imitated) is None else i.sum() for p in self.parts
+        ]
+        weights = np.array(self.weights or drawn, np.float64)
+        for name, part, n, share in zip(self.names, self.parts, drawn, weights / weights.sum()):
+            rows = len(part.rows.places)
             rest.append(
                 f"  {share:6.1%} of what is drawn is of {name}: {len(part.rows.episodes)} episodes, "
-                f"{len(part.rows.places)} rows"
+                f"{rows} rows" + (f", {n} of them a person's" if n < rows else "")
             )
         how = (
             "statistics of state and action are of what is drawn so (mean, deviation, quantiles), "

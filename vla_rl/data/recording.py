@@ -346,7 +346,7 @@ class Recording:
                 chunk_length,
                 disk,
             )
-        dataset.notes = tuple(finding.line() for finding in self.report.warnings)
+        dataset.notes += tuple(finding.line() for finding in self.report.warnings)
         return dataset
 
     def said(self) -> str:

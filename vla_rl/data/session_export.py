@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from vla_rl import build
-from vla_rl.data.lerobot_format import DatasetError
+from vla_rl.data.lerobot_format import BY_PERSON, CONTROL, DatasetError
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.files import read_json
 from vla_rl.storage import replacing, to_json, write_text
 from vla_rl.types import EmbodimentSpec
 
-_FLAGS = ("is_human", "gate", "decision", "index", "epoch", "tick")
+_FLAGS = (BY_PERSON, "gate", "decision", "index", "epoch", "tick")
 SESSIONS = "sessions"  # the file in meta/ that says what a dataset was made of
 _EARLIER_S = 0.5  # how much older than its control step a picture may be
 
@@ -144,7 +144,7 @@ def _once(sessions: Sequence[str | Path]) -> list[Path]:
 
 def _columns(spec: EmbodimentSpec) -> dict[str, tuple[str, ...]]:
     actions = {f"{who}_action": spec.action_names for who in ("policy", "human")}
-    return {**actions, "control": (*_FLAGS, "after_label"), "stamps": ("measured", "sent")}
+    return {**actions, CONTROL: (*_FLAGS, "after_label"), "stamps": ("measured", "sent")}
 
 
 def control_rows(episode: Any, discarded: bool) -> tuple[list[tuple[dict, dict]], str]:
@@ -225,7 +225,7 @@ def _episode(episode: Any, rows: list[tuple[dict, dict]], spec: EmbodimentSpec) 
         "extra": {
             "policy_action": vectors("policy"),
             "human_action": vectors("human"),
-            "control": np.array(flags, np.float32),
+            CONTROL: np.array(flags, np.float32),
             "stamps": np.array(stamps, np.float32),
         },
     }
