@@ -24,6 +24,7 @@ from vla_rl.data.lerobot_format import DatasetError
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.data.recording import bounds, load_whoever, open_recording
+from vla_rl.data.trajectories import demonstration_trajectories
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.evaluation.action_error import action_errors, table, verdict
 from vla_rl.run.action_phase import _said
@@ -933,6 +934,8 @@ def test_of_a_session_that_a_person_helped_in_the_persons_rows_are_imitated(tmp_
     assert f"of {len(data)} control steps the {int(theirs.sum())} that a person" in data.notes[0]
     _, actions, valid = data.at(torch.tensor([0]))
     assert valid.all() and torch.equal(actions[0], data.actions[:2])
+    (first, *_) = demonstration_trajectories(data, stride=2)  # what HG-DAgger's replay gets
+    assert first.is_human.flatten().tolist() == [i % 3 == 0 for i in range(LENGTHS[0])]
     part = data.subset([theirs[e.start : e.start + e.length] == 0 for e in data.episodes])
     assert part.worth is None  # of the policy's alone all are drawn
     other = load_demonstrations(helped(tmp_path / "other", "steering"))

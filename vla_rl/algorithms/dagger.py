@@ -70,8 +70,7 @@ class Dagger(Replayed):
             shares={(DEMONSTRATIONS, INTERVENTIONS): 1.0},
             images=self._eyes.open,
         )
-        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
-        theirs = batch.valid & (batch.is_human | shown)
+        theirs = batch.valid & batch.is_human
         rows = theirs.any(1).to(torch.float32)
         if not bool(rows.any()):
             return {}

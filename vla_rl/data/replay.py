@@ -175,11 +175,9 @@ class Replay:
         if seen.privileged is not None:
             frames["privileged"] = seen.privileged
         frames |= {f"{_EXTRA}{name}": values for name, values in extra.items()}
-        human = (
-            torch.zeros_like(trajectory.valid)
-            if trajectory.is_human is None
-            else trajectory.is_human
-        )
+        human = trajectory.is_human
+        if human is None:  # a demonstration is a person's, unless it says otherwise
+            human = torch.full_like(trajectory.valid, source == DEMONSTRATIONS)
         decisions = {
             "actions": trajectory.actions,
             "proposed": trajectory.actions if trajectory.proposed is None else trajectory.proposed,
