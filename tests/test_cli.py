@@ -475,6 +475,7 @@ def test_eval_writes_a_video(checkpoint, tmp_path):
             ["--suite", "marble"],
             "--suite marble does not exist. Choose one of dataset, dualarm, gym, lerobot, libero, libero_10",
         ),
+        (["env=toy", "--tasks", "reach_green"], "reach_blue, reach_red"),
     ],
 )
 def test_eval_names_what_does_not_fit(checkpoint, capsys, extra, part):
