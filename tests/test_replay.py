@@ -170,3 +170,16 @@ def test_bad_rewards_and_an_empty_replay_are_named():
     for rewards in (torch.zeros(2), torch.tensor([0.0, float("nan"), 0.0])):
         with pytest.raises(UserError, match="rollout a-0 must be 3 finite numbers"):
             Replay().add(episode(0), rewards)
+
+
+def test_a_demonstration_is_a_persons_unless_it_says_otherwise():
+    """Of a session that a person helped in the second decision alone is."""
+    replay, helped = Replay(), torch.zeros(3, 4, dtype=torch.bool)
+    helped[1] = True
+    replay.add(episode(0), torch.zeros(3), "demonstrations")
+    session = dataclasses.replace(episode(10), is_human=helped)
+    replay.add(session, torch.zeros(3), "demonstrations")
+    replay.add(episode(20), torch.zeros(3))
+    human = replay.take(torch.arange(9)).is_human
+    assert human.all(1).tolist() == [True] * 3 + [False, True, False] + [False] * 3
+    assert human.any(1).tolist() == human.all(1).tolist()

@@ -321,8 +321,7 @@ class _ClimbingActor(ActorCritic):
     ) -> Tensor:
         """Mean squared distance to the actions that people chose, in half-ranges."""
         action = self.policy.realize(latent, frames)
-        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])[:, None]
-        counts = (batch.valid & (batch.is_human | shown)).to(action)
+        counts = (batch.valid & batch.is_human).to(action)
         error = (
             (action - self.policy.taken(batch.labels, frames))
             .square()

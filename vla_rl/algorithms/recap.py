@@ -23,7 +23,6 @@ from torch import Tensor
 from vla_rl.algorithms import critics
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.replay_algorithms import RECAPConfig
-from vla_rl.data.replay import DEMONSTRATIONS
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import AlgorithmContext, Draw, Policy, Replayed
 from vla_rl.types import Observation, Trajectory, Transitions
@@ -153,8 +152,7 @@ class RECAP(Replayed):
     def improved(self, batch: Transitions, advantage: Tensor) -> Tensor:
         """bool [b]: above the task's threshold, or what a person chose."""
         limits = torch.tensor([self.thresholds.get(int(t), 0.0) for t in batch.extra[TASK]])
-        shown = torch.tensor([source == DEMONSTRATIONS for source in batch.source])
-        return (advantage > limits) | shown | (batch.is_human & batch.valid).any(1)
+        return (advantage > limits) | (batch.is_human & batch.valid).any(1)
 
     def update(self, draw: Draw) -> dict[str, float]:
         """One step of the values and, after ``value_warmup`` of them, one of the policy. Raises

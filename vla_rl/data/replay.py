@@ -75,7 +75,8 @@ class Replay:
     A decision is drawn uniformly among those of its source. Frames: the observation of each
     decision and the one after the last, so an episode of t decisions has t + 1. Decisions in which
     a person chose an executed step are drawn under "interventions" too, those of successful
-    episodes under "solved", unless their episode is of the source "demonstrations".
+    episodes under "solved", unless their episode is of the source "demonstrations". Those are a
+    person's where they do not say who chose.
     """
 
     def __init__(
