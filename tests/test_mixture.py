@@ -171,12 +171,12 @@ def test_weights_hold_for_what_is_worth_drawing(two):
 
 def test_a_session_is_drawn_from_by_the_rows_that_a_person_chose(two, tmp_path):
     """Forty rows of demonstrations, and thirty of a session, of which a person chose every third:
-    five of each episode of thirteen, four of one of four."""
+    five of each episode of thirteen, two of that of four."""
     session = foreign(helped(tmp_path / "session", lengths=(13, 13, 4)))
     mixed = opened([two[0], session])
     joined = mixed.demonstrations(2, TEXTS)
-    assert int(joined.worth.sum()) == 40 + 12
-    assert bool(joined.worth[:40].all())
+    assert joined.drawing.count == 40 + 12
+    assert bool(joined.by_person[:40].all())
     assert " 76.9% of what is drawn is of few: 4 episodes, 40 rows\n" in mixed.said()
     assert " 23.1% of what is drawn is of session: 3 episodes, 30 rows, 12 of them" in mixed.said()
 

@@ -17,7 +17,7 @@ from vla_rl.algorithms import recap
 from vla_rl.algorithms.critics import C51Head
 from vla_rl.algorithms.recap import RECAP
 from vla_rl.config.replay_algorithms import RECAPConfig
-from vla_rl.data.replay import ONLINE, Replay
+from vla_rl.data.replay import DEMONSTRATIONS, ONLINE, Replay
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.storage import load_state, save_state
@@ -198,9 +198,14 @@ def test_what_did_better_is_told_apart_and_imitated_as_such(tmp_path):
     assert 0.2 < figures["recap/improved"] < 0.6
     told, other = (float(p[0].detach()) for p in (algorithm.policy.action, algorithm.policy.other))
     assert told > other + 0.3
-    # what a person chose is an improvement whatever its value
+    # what a person chose, or showed, is an improvement whatever its value
     people = dataclasses.replace(batch, is_human=torch.ones_like(batch.is_human))
-    assert algorithm.improved(people, torch.full((200,), -9.0)).all()
+    replay, failed = Replay(), episode(7, False, 10, -1.0)
+    extra = algorithm.annotate(failed, torch.zeros(1))
+    replay.add(failed, torch.zeros(len(failed)), DEMONSTRATIONS, extra)
+    shown = replay.draw(200, torch.Generator().manual_seed(0), gamma=1.0)
+    for rows in (people, shown):
+        assert algorithm.improved(rows, torch.full((200,), -9.0)).all()
 
 
 def test_resume_and_what_is_refused(tmp_path):

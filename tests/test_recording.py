@@ -937,6 +937,7 @@ def test_of_a_session_that_a_person_helped_in_the_persons_rows_are_imitated(tmp_
     (first, *_) = demonstration_trajectories(data, stride=2)  # what HG-DAgger's replay gets
     assert first.is_human.flatten().tolist() == [i % 3 == 0 for i in range(LENGTHS[0])]
     part = data.subset([theirs[e.start : e.start + e.length] == 0 for e in data.episodes])
-    assert part.worth is None  # of the policy's alone all are drawn
+    assert part.drawing.count == len(part) == len(data) - int(theirs.sum())  # all of the policy's
+    assert not demonstration_trajectories(part, stride=2)[0].is_human.any()
     other = load_demonstrations(helped(tmp_path / "other", "steering"))
-    assert other.worth is None and not any("person" in note for note in other.notes)
+    assert other.by_person is None and not any("person" in note for note in other.notes)

@@ -144,10 +144,10 @@ def _config(arguments: argparse.Namespace) -> Any:
     """Of ``checkpoint``, which may be an address, or be left out where ``policy.url`` names one."""
     from vla_rl.config.serving import RemoteConfig
 
-    named = [word for word in arguments.overrides if word.startswith("env=")]
-    if named and arguments.suite is None:  # as other commands have it
-        arguments.suite = named[-1].removeprefix("env=")
-        arguments.overrides = [word for word in arguments.overrides if word not in named]
+    envs = [word for word in arguments.overrides if word.startswith("env=")]
+    if envs and arguments.suite is None:  # as other commands have it
+        arguments.suite = envs[-1].removeprefix("env=")
+        arguments.overrides = [word for word in arguments.overrides if word not in envs]
     if isinstance(arguments.checkpoint, str):
         address = arguments.checkpoint
         named = [f"policy.url={address}"] if is_address(address) else [address]

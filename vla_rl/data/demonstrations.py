@@ -54,7 +54,9 @@ class DemonstrationDataset:
     "q01", "q99", …: float32 [d]}} are computed from them. ``by_base`` bool [n]: which of hybrid
     rollouts' steps the frozen policy chose; ``sent`` float32 [n a]: what the robot was told where
     the label stayed clean; None where that is not known. ``worth`` bool [n]: at which steps the
-    decision is worth imitating, the only ones that are drawn; None: at all. ``notes``: what a
+    decision is worth imitating, the only ones that are drawn; None: at all. ``by_person`` bool [n]:
+    which steps of a session a person chose, who helped the policy that chose the others; where
+    there are any, those alone are drawn (HG-DAgger); None: all are a person's. ``notes``: what a
     reader found doubtful in them, or left out, a line each.
 
     Of several datasets (`joined`) ``sources`` are the names, and ``weights`` how often each is
@@ -68,6 +70,7 @@ class DemonstrationDataset:
     weights: tuple[float, ...] = ()
 
     by_base: Tensor | None = None
+    by_person: Tensor | None = None
     sent: Tensor | None = None
     _worth: Tensor | None = None
 
@@ -120,11 +123,14 @@ class DemonstrationDataset:
 
     @functools.cached_property
     def drawing(self) -> Drawing:
-        """How its control steps are drawn, by ``worth`` and ``weights``."""
+        """How its control steps are drawn, by ``by_person``, ``worth`` and ``weights``."""
+        drawn, theirs = self.worth, self.by_person
+        if theirs is not None and bool(theirs.any()):
+            drawn = theirs if drawn is None else drawn & theirs
         of = self.episodes if self.weights else ()
         lengths = torch.tensor([e.length for e in of], dtype=torch.long)
         source = torch.tensor([e.source for e in of], dtype=torch.long).repeat_interleave(lengths)
-        return Drawing(len(self), self.worth, source, self.weights)
+        return Drawing(len(self), drawn, source, self.weights)
 
     def __len__(self) -> int:
         """Control steps."""
@@ -210,8 +216,8 @@ class DemonstrationDataset:
         )
         out.by_base = None if self.by_base is None else self.by_base[index]
         out.sent = None if self.sent is None else self.sent[index]
-        if self.worth is not None and bool(self.worth[index].any()):
-            out.worth = self.worth[index]
+        out.by_person = None if self.by_person is None else self.by_person[index]
+        out.worth = None if self.worth is None else self.worth[index]
         out.notes = self.notes
         return out.from_sources(self.sources, self.weights)
 
@@ -405,10 +411,10 @@ def joined(
     )
     out.by_base = _of_all([part.by_base for part in parts])
     out.sent = _of_all([part.sent for part in parts])
-    if any(part.worth is not None for part in parts):
-        all_of = (torch.ones(len(part), dtype=torch.bool) for part in parts)
-        out.worth = torch.cat(
-            [a if part.worth is None else part.worth for a, part in zip(all_of, parts)]
+    if any(part.by_person is not None for part in parts):
+        theirs = (torch.ones(len(part), dtype=torch.bool) for part in parts)
+        out.by_person = torch.cat(
+            [all_ if p.by_person is None else p.by_person for all_, p in zip(theirs, parts)]
         )
     out.notes = tuple(note for part in parts for note in part.notes)
     return out.from_sources(names, weights)

@@ -130,10 +130,10 @@ def assembled(
     dataset = _without_pictures(rows, spec, actions, chunk_length)
     if not all(mask is not None and bool(mask.all()) for mask in keep):
         dataset = dataset.subset(keep)
-    if dataset.worth is not None:
+    if dataset.by_person is not None:
         dataset.notes = (
-            f"{path}: of {len(dataset)} control steps the {int(dataset.worth.sum())} that a person "
-            "chose are imitated, those of the policy that was helped are not",
+            f"{path}: of {len(dataset)} control steps the {int(dataset.by_person.sum())} that a "
+            "person chose are imitated, those of the policy that was helped are not",
         )
     masks = [
         np.zeros(e.length, bool) if k is None else k.numpy()
@@ -259,7 +259,7 @@ def _without_pictures(
     if rows.by_base is not None:
         dataset.by_base = torch.from_numpy(rows.by_base)
     if (imitated := rows.imitated) is not None:
-        dataset.worth = torch.from_numpy(imitated)
+        dataset.by_person = torch.from_numpy(imitated)
     return dataset
 
 

@@ -121,7 +121,7 @@ def each_trajectory(
             terminated=success,
             truncated=not success,
             success=success,
-            is_human=valid if dataset.worth is None else valid & dataset.worth[steps],
+            is_human=valid if dataset.by_person is None else valid & dataset.by_person[steps],
             proposed=None if dataset.sent is None else dataset.actions[steps],
         )
 

@@ -93,14 +93,12 @@ def mark_worth(dataset: DemonstrationDataset, reward: RewardModel, *, stride: in
         steps = keep.cpu().repeat_interleave(stride)
         # no decision begins at the last
         worth[e.start : e.start + e.length] = torch.cat([steps, steps[-1:]])[: e.length]
-    if dataset.worth is not None:
-        worth &= dataset.worth
-    if not worth.any():
+    dataset.worth = worth
+    if not dataset.drawing.count:
         raise DatasetError(
             "sft.filter finds no step of these demonstrations worth imitating: raise "
             "its drop_threshold"
         )
-    dataset.worth = worth
     return float(worth.float().mean())
 
 
