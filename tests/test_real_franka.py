@@ -379,10 +379,11 @@ def until(robot, wanted, each=lambda: None):
         time.sleep(0.005)
 
 
+@pytest.mark.real_time
 def test_a_driver_by_processes(of_processes):
     """It moves, it is read, a killed loop is a lost robot that a person brings back."""
     arm, robot = of_processes
-    first = robot.observe()
+    first = until(robot, lambda m: True)
     np.testing.assert_allclose(first.position, [0.45, 0.0, 0.4])
     assert first.errors == () and first.jacobian.shape == (6, 7)
     goal = first.position + np.array([0.0, 0.02, 0.0])
@@ -404,9 +405,10 @@ def test_a_driver_by_processes(of_processes):
     assert until(robot, lambda m: True).errors == ()
 
 
+@pytest.mark.real_time
 def test_a_killed_hand_is_an_error_until_a_person_has_it_start_anew(of_processes):
     arm, robot = of_processes
-    first = robot.observe()
+    first = until(robot, lambda m: True)
     arm._hand.process.kill()
     arm._hand.process.wait()
     until(robot, lambda m: m.errors == (HAND_ENDED,))
