@@ -281,6 +281,14 @@ def test_runs_go_on_and_what_failed_is_named(tmp_path):
     assert "on the held-out states that also choose" in shown and "tuning not stated: ppo" in shown
 
 
+def test_some_methods_first(tmp_path):
+    frozen = study.freeze(study.read(plan(tmp_path)), tmp_path / "out")
+    every = [method.name for method in study.methods_of(frozen)]
+    assert [m.name for m in study.methods_of(frozen, every[1:])] == every[1:] != every
+    with pytest.raises(UserError, match=f"no absent; it has {', '.join(every)}"):
+        study.methods_of(frozen, [every[0], "absent"])
+
+
 # ----------------------------------------------------------------------------- a method comes later
 TINY = [
     "collect.episodes_per_task=6",

@@ -14,7 +14,11 @@ def add(command: Add) -> None:
     study = command("study", None, "compare methods on seeds drawn after the plan is frozen")
     actions = study.add_subparsers(title="actions", metavar="ACTION", required=True)
     _action(actions, "plan", run_plan, "check a plan, say its power and hours, and freeze it")
-    _runs(_action(actions, "run", run_run, "make its runs, or what is left of them"))
+    run = _action(actions, "run", run_run, "make its runs, or what is left of them")
+    run.add_argument(
+        "--methods", nargs="+", metavar="NAME", help="these first (default: all, seed by seed)"
+    )
+    _runs(run)
     _result(_action(actions, "verdict", run_verdict, "what its runs say"))
     text = (
         "a method of one's own, in one file, joins a frozen study: only its runs are made, and it "
@@ -96,7 +100,7 @@ def run_run(arguments: argparse.Namespace) -> None:
     from vla_rl.run import study
 
     frozen, folder = _frozen(arguments)
-    study.make(frozen, folder, study.methods_of(frozen), arguments.jobs)
+    study.make(frozen, folder, study.methods_of(frozen, arguments.methods), arguments.jobs)
     _tell(arguments, frozen, folder)
 
 

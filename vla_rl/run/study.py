@@ -289,8 +289,14 @@ class Method:
         return [last] if (study / name / "eval_sft.json").exists() else [first, last]
 
 
-def methods_of(frozen: Mapping[str, Any]) -> list[Method]:
-    return [Method(name, own) for name, own in frozen["plan"]["methods"].items()]
+def methods_of(frozen: Mapping[str, Any], names: Sequence[str] | None = None) -> list[Method]:
+    """Those of a frozen plan, or of its ``names``. Raises `UserError` for one that it lacks."""
+    found = {name: Method(name, own) for name, own in frozen["plan"]["methods"].items()}
+    if missing := sorted(set(names or ()) - set(found)):
+        raise UserError(
+            f"--methods: the plan has no {', '.join(missing)}; it has {', '.join(found)}"
+        )
+    return [method for name, method in found.items() if names is None or name in names]
 
 
 def scores(frozen: Mapping[str, Any], folder: Path, method: str, seed: int) -> list[float] | None:
