@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +284,32 @@ def test_runs_go_on_and_what_failed_is_named(tmp_path):
     assert "on the held-out states that also choose" in shown and "tuning not stated: ppo" in shown
 
 
+def test_interrupted_it_begins_no_other_run(tmp_path, monkeypatch):
+    frozen, begun = study.freeze(study.read(plan(tmp_path)), tmp_path / "two"), []
+
+    def train(overrides, log, cores, code, stopped):
+        begun.append(log)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped.wait(10.0)
+        return 130
+
+    monkeypatch.setattr(study, "run_alone", train)
+    with pytest.raises(KeyboardInterrupt):
+        study.make(frozen, tmp_path / "two", study.methods_of(frozen), say=begun.append)
+    assert len(begun) == 2, "a run, and that it has failed"
+
+
+def test_a_run_that_does_not_hear_of_an_interrupt_is_told(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(study.sys, "executable", str(program))
+    monkeypatch.setattr(study, "_TO_END_S", 0.3)
+    stopped = threading.Event()
+    stopped.set()
+    assert study.run_alone([], tmp_path / "log", [], stopped=stopped) == -signal.SIGTERM
+
+
 def test_some_methods_first(tmp_path):
     frozen = study.freeze(study.read(plan(tmp_path)), tmp_path / "out")
     every = [method.name for method in study.methods_of(frozen)]
@@ -307,7 +336,7 @@ def test_the_example_joins_a_frozen_study(tmp_path, monkeypatch, capsys):
     """From plan to verdict and page, then examples/my_algorithm.py on the same seeds and starts."""
     made = []
 
-    def train(overrides, log, cores, code):
+    def train(overrides, log, cores, code, stopped):
         """As `study.run_alone`, in this process."""
         made.append(next(o for o in overrides if o.startswith("name="))[5:])
         with pytest.MonkeyPatch.context() as patch:

@@ -9,13 +9,16 @@ on from it. What the runs say is in `vla_rl.run.study_verdict`, a method that co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,6 +38,7 @@ from vla_rl.monitoring.metrics import TEST, TEST_BEST, write_json
 
 FROZEN, START = "plan.json", "start"
 FIRST_DRAWN = 100  # smaller seeds are those that people try
+_LOOK_S, _TO_END_S = 0.2, 5.0  # how often a stop is looked for, and how long Ctrl-C may take alone
 _SPREAD = 0.08  # standard deviation of differences between seeds, as measured on the quickstart
 MEASURES = (TEST, TEST_BEST, *evaluations())
 
@@ -318,8 +322,10 @@ def make(
     say: Callable[[str], None] = print,
     train: Callable[..., int] | None = None,
 ) -> None:
-    """Make what is not there yet. Raises `UserError` that names the runs that failed."""
-    train, plan = train or run_alone, Plan(**frozen["plan"])
+    """Make what is not there yet. Raises `UserError` that names the runs that failed. Interrupted,
+    it ends the runs that are under way and begins no other."""
+    stopped, plan = threading.Event(), Plan(**frozen["plan"])
+    train = train or functools.partial(run_alone, stopped=stopped)
     given = {method.name: method.given(plan) for method in methods}
     open_runs = {
         seed: missing
@@ -330,6 +336,8 @@ def make(
     def of_seed(seed: int, cores: list[int]) -> list[str]:
         failed = []
         for method in open_runs[seed]:
+            if stopped.is_set():
+                break
             log = folder / method.name / f"seed_{seed}.log"
             steps = method.steps(plan, given[method.name], folder, seed)
             ended = any(train(step, log, cores, method.folder) for step in steps)
@@ -340,15 +348,19 @@ def make(
             say(f"{method.name}, seed {seed}: {told}")
         return failed
 
-    if failed := beside(jobs, open_runs, of_seed):
+    if failed := beside(jobs, open_runs, of_seed, stopped):
         raise UserError(f"{len(failed)} runs failed, and the others are kept: {'; '.join(failed)}")
 
 
 def beside(
-    jobs: int, seeds: Iterable[int], work: Callable[[int, list[int]], list[str]]
+    jobs: int,
+    seeds: Iterable[int],
+    work: Callable[[int, list[int]], list[str]],
+    stopped: threading.Event,
 ) -> list[str]:
     """``work(seed, cores)`` for every seed, ``jobs`` of them beside each other, each on its share
-    of the cores; what all of them return, in the order of the seeds."""
+    of the cores; what all of them return, in the order of the seeds. Interrupted, it sets
+    ``stopped``, which ends the work that is under way."""
     cores = own_cores()
     share = max(1, len(cores) // jobs)
     free: Queue[list[int]] = Queue()
@@ -363,15 +375,25 @@ def beside(
             free.put(mine)
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [text for found in pool.map(one, seeds) for text in found]
+        try:
+            return [text for found in pool.map(one, seeds) for text in found]
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def run_alone(
-    overrides: Sequence[str], log: Path, cores: Sequence[int], code: Path | None = None
+    overrides: Sequence[str],
+    log: Path,
+    cores: Sequence[int],
+    code: Path | None = None,
+    *,
+    stopped: threading.Event,
 ) -> int:
     """``vla-rl train``, or what is left of it, in a process of its own on these cores, which finds
     the modules in the folder ``code`` before all others; its exit status. What it says goes to the
-    end of ``log``."""
+    end of ``log``. ``stopped`` ends it, where Ctrl-C has not reached it by itself."""
     call, variables = "import os, sys; ", dict(os.environ)
     if cores:
         call += f"os.sched_setaffinity(0, {list(cores)}); "
@@ -382,11 +404,22 @@ def run_alone(
         )
     call += "from vla_rl.cli import main; sys.exit(main())"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file:
-        return subprocess.run(
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
             [sys.executable, "-c", call, "train", *overrides],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-        ).returncode
+        ) as process,
+    ):
+        left = _TO_END_S
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+            left -= _LOOK_S * stopped.is_set()
+            if left <= 0.0:
+                process.terminate()
+                process.wait()
+    return process.returncode
