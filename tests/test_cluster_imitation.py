@@ -184,15 +184,14 @@ def test_the_driver_lets_go_of_demonstrations_that_ranks_read_themselves(monkeyp
         assert learner == "ranks" and tasks == 2 and dataset() is None
         return SimpleNamespace(iteration=7, seconds=1.0)
 
-    def imitated(run):
+    def imitating(run):
         nonlocal dataset
         shown = Shown()
         dataset = weakref.ref(shown)
-        return shown, None, {}
+        return None, shown, None, {}
 
     dataset: Any = None
-    monkeypatch.setattr(sft_phase, "imitated", imitated)
-    monkeypatch.setattr(sft_phase, "new_policy", lambda run, shown: None)
+    monkeypatch.setattr(sft_phase, "imitating", imitating)
     monkeypatch.setattr(sft_phase, "train_sft", learned)
     monkeypatch.setattr(
         "vla_rl.cluster.imitation.ranks_for_sft", lambda *_: contextlib.nullcontext("ranks")

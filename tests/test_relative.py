@@ -169,7 +169,20 @@ def test_sft_in_moves_acts_goals(tmp_path, policy, capsys):
     assert main([*again, "phases=[eval_actions,report]"]) == 0
     other = json.loads((tmp_path / "again" / "actions.json").read_text())["sft"]
     assert other["overall"] == found["overall"]
+
+    # SFT goes on from there, as after a sitting: with its chunks and what it was normalised by
+    more = [*run[:-1], "name=more", f"sft.start={tmp_path}/m/checkpoints/sft"]
+    more = [o for o in more if "chunk_length" not in o]
+    assert main([*more, "sft.learning_rate=1e-9", "sft.updates=1"]) == 0
+    assert json.loads((tmp_path / "more" / "checkpoints/sft/config.json").read_text()) == stored
+    after = json.loads((tmp_path / "more" / "actions.json").read_text())["sft"]
+    assert after["overall"] == pytest.approx(found["overall"], rel=1e-4)
     capsys.readouterr()
+    assert main([*more, "name=goals", "env.keep=[]", "env.actions=absolute"]) == 2
+    told = capsys.readouterr().err
+    assert f"sft.start={tmp_path}/m/checkpoints/sft holds a relative policy" in told
+    assert "that moves shoulder.pos from where the robot is" in told
+    assert "the data are read as moves of nothing" in told
     refused = [*run[:-1], "name=bad", "algorithm=iql", "rl.iterations=0", "phases=[sft,rl,report]"]
     assert main(refused) == 2
     assert "env.actions=delta is SFT's, and phases has RL" in capsys.readouterr().err

@@ -75,6 +75,12 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
             "the env",
             f"the checkpoint {config.checkpoint}",
         )
+    elif config.sft.start:
+        env.embodiment.require(
+            check_checkpoint(Path(config.sft.start)),
+            "the env or dataset",
+            f"sft.start={config.sft.start}",
+        )
     else:
         _require_cameras(config.policy, env.embodiment)
     begun = any(

@@ -44,6 +44,8 @@ def check(run: Planned) -> None:
         return
     if config.checkpoint:
         files.check_checkpoint(_exists("checkpoint", config.checkpoint))
+    if config.sft.start and not config.checkpoint:
+        files.check_checkpoint(_exists("sft.start", config.sft.start))
     for dataset in config.datasets:
         _exists("dataset", dataset)
     if is_address(config.collect.policy):
@@ -104,7 +106,7 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
         // (policy.chunk_length or _FRAMES)
     )
     need += ("rl" in open_phases) * tasks * kept * 3 * frame * 3
-    start = config.checkpoint or policy.checkpoint
+    start = config.checkpoint or config.sft.start or policy.checkpoint
     if start and {"sft", "rl"} & set(open_phases):
         need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
     place = files.nearest_folder(config.run_dir)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.assembly.context import Run, imitated
+from vla_rl.assembly.context import Run
 from vla_rl.assembly.env_and_policy import seeded
-from vla_rl.assembly.imitation import imitation_of, new_policy
+from vla_rl.assembly.imitation import imitating, imitation_of
 from vla_rl.cluster.allocation import Allocation, allocated
 from vla_rl.cluster.packing import packed, unpacked
 from vla_rl.cluster.rank_actor import RankActor
@@ -33,11 +33,11 @@ class ImitationActor(RankActor):
     """Rank ``job.index``, with a local run's training."""
 
     def _build(self, run: Run) -> None:
-        dataset, _, _ = imitated(run)
+        policy, dataset, _, _ = imitating(run)
         self._ranks.require_same(
             "demonstrations", len(dataset), float(dataset.actions.double().sum())
         )
-        self._policy = shard(new_policy(run, dataset), self._ranks, self._job.mode)
+        self._policy = shard(policy, self._ranks, self._job.mode)
         self._learner = OwnSFT(imitation_of(run, self._policy, dataset))
 
     def _update(self) -> dict[str, float]:

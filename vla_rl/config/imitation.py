@@ -83,6 +83,8 @@ class ImitationConfig(Bounded, place="sft"):
     max_bad_updates: int = bound(10, ge=1)
     # of batches and augmentation; 0: the run's seed
     seed: int = 0
+    # a checkpoint of this project that SFT goes on from, whose policy is normalised as it was; "": a new policy
+    start: str = ""
     base_part: bool = True
     filter: str = ""
     first_share: float = bound(0.0, ge=0, le=1)

@@ -239,6 +239,7 @@ def from_tree(tree: dict[str, Any]) -> RunConfig:
     config.checkpoint = located(config.checkpoint)
     config.dataset = as_datasets(config.dataset, lambda name: located(name, DATASET))
     config.collect.policy = located(config.collect.policy)
+    config.sft.start = located(config.sft.start)
     if view(config.policy, PolicyOptions).checkpoint:
         config.policy.checkpoint = located(config.policy.checkpoint)
     return config

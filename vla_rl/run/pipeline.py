@@ -102,7 +102,10 @@ def run_pipeline(config: RunConfig, *, fresh: bool = False) -> Path:
             for name in config.phases:
                 if not _skipped(run, name):
                     with _recorded(run, name, memory) as record:
-                        record |= FUNCTIONS[name](run)
+                        found = FUNCTIONS[name](run)
+                        record |= found
+                    if "skipped" in found:
+                        progress.say(f"{name}: skipped, {found['skipped']}")
             # The report's own seconds and the last peak are known only now.
             write_report(folder)
             progress.say(f"report: {folder / 'report.html'}")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vla_rl.algorithms.validation import ROWS
-from vla_rl.assembly.context import Run, imitated
-from vla_rl.assembly.imitation import imitation_of, new_policy
+from vla_rl.assembly.context import Run
+from vla_rl.assembly.imitation import imitating, imitation_of
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.demonstrations import DemonstrationDataset
@@ -22,7 +22,7 @@ from vla_rl.run.collect_policy import collect_with_policy
 def phase_collect(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint or c.dataset:
-        return {"skipped": "a checkpoint or dataset was given"}
+        return {"skipped": "as checkpoint= or dataset= is given"}
     tasks = [t.task_id for t in run.train_tasks]
     # those that SFT keeps out of training come on top
     collect = dataclasses.replace(
@@ -61,11 +61,11 @@ def phase_collect(run: Run) -> dict[str, Any]:
 def phase_sft(run: Run) -> dict[str, Any]:
     c = run.config
     if c.checkpoint:
-        return {"skipped": "a checkpoint was given"}
+        return {"skipped": "as checkpoint= is given; sft.start=FOLDER goes on training one"}
     if isinstance(run.env, RecordedEnv):
         run.progress.say(run.env.recording.said())
-    dataset, validation, filtered = imitated(run)
-    policy, tasks = new_policy(run, dataset), len({e.task_id for e in dataset.episodes})
+    policy, dataset, validation, filtered = imitating(run)
+    tasks = len({e.task_id for e in dataset.episodes})
     held = None if validation is None else (validation.evenly(ROWS), validation.first(ROWS))
     learning = _learner(run, policy, dataset)
     del dataset, validation  # where ranks elsewhere learn from them, they go
