@@ -429,6 +429,12 @@ def test_eval_compares_two_checkpoints_on_the_same_episodes(checkpoint, tmp_path
     assert "same 4 episodes" in capsys.readouterr().out
 
 
+def test_eval_takes_the_episodes_of_a_task_as_a_key_too(checkpoint, tmp_path):
+    words = ["--suite", "toy", "--tasks", "reach_red", "--json", str(tmp_path / "result.json")]
+    assert cli.main(["eval", str(checkpoint), *words, "evaluate.episodes_per_task=3"]) == 0
+    assert json.loads((tmp_path / "result.json").read_text())["total"]["episodes"] == 3
+
+
 def test_a_checkpoint_outside_of_its_run_is_of_a_suite_that_is_named(
     checkpoint, tmp_path, capsys, monkeypatch
 ):

@@ -82,6 +82,7 @@ def add(command: Add) -> None:
     add_overrides(evaluate, "config overrides, e.g. slots.workers=1")
 
 
+_PER_TASK = "evaluate.episodes_per_task="
 EVAL_EPISODES = 100  # of a checkpoint outside of its run
 PUBLISHED_EPISODES = 50  # of each task, with --protocol
 
@@ -95,6 +96,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         if arguments.episodes is None and arguments.episodes_per_task is None:
             arguments.episodes_per_task = PUBLISHED_EPISODES
     own = arguments.suite is None and _recorded(arguments.checkpoint).is_file()
+    said = any(o.lstrip("+").startswith(_PER_TASK) for o in arguments.overrides)
     held_out, config.held_out_tasks = config.held_out_tasks, []
     if arguments.tasks or arguments.suite:
         config.tasks = arguments.tasks or []
@@ -119,7 +121,7 @@ def run_eval(arguments: argparse.Namespace) -> None:
         document = evaluate_checkpoints(
             config,
             paths,
-            episodes=arguments.episodes or (None if own else EVAL_EPISODES),
+            episodes=arguments.episodes or (None if own or said else EVAL_EPISODES),
             per_task=arguments.episodes_per_task,
             video=arguments.video,
             perturb=[name for name in (arguments.perturb or "").split(",") if name],
