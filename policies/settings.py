@@ -350,6 +350,8 @@ class SmallConfig(Bounded, place="policy"):
     hidden: list[int] = several([256, 256], ge=1, least=1)
     # per side that every camera is pooled to
     pixels: int = bound(16, ge=1)
-    # std of the Gaussian when acting, in half-ranges
+    # std of the Gaussian when acting, in half-ranges; "gaussian" has a spread of its own
     noise: float = bound(0.2, ge=0)
+    # "gaussian", squashed by tanh, for SAC and Cal-QL
+    distribution: str = bound("deterministic", choices=("deterministic", "gaussian"))
     explores_by: ClassVar = "noise"

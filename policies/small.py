@@ -1,8 +1,8 @@
 """A policy of a few thousand weights for low-resolution tasks: an MLP over pooled pixels,
 proprioception and words.
 
-For learning from replay, where actions are a differentiable function of the observation (TD3, SAC's
-mean). It is no VLA.
+For learning from replay, where actions are a differentiable function of the observation (TD3), or a
+Gaussian around it (SAC). It is no VLA.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class SmallPolicy(Actor):
     policy_type = "small"
     Config = SmallConfig
     config: SmallConfig
+    stochastic: bool
     mean: Tensor
     std: Tensor
 
@@ -43,7 +44,9 @@ class SmallPolicy(Actor):
         super().__init__(embodiment)
         self.config, self.chunk_length = config, config.chunk_length
         self.latent_dim = config.chunk_length * embodiment.action_dim
-        self.actor = network(flat_size(embodiment, config.pixels), config.hidden, self.latent_dim)
+        self.stochastic = config.distribution == "gaussian"
+        inputs, outputs = flat_size(embodiment, config.pixels), self.latent_dim
+        self.actor = network(inputs, config.hidden, outputs * (1 + self.stochastic))
         self.encoder = _Features()
         self.register_buffer("mean", torch.zeros(embodiment.proprio_dim))
         self.register_buffer("std", torch.ones(embodiment.proprio_dim))

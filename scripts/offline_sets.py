@@ -7,9 +7,6 @@ the first episodes of a run.
 ``scripted``: episodes of ``env.expert``, disturbed by `NOISES` half-ranges in turn, and random ones
 (`None`); one env, decisions of one control step. ``first``: those that the run acted itself, in
 their order. Either set is closed with the episode that makes it ``--decisions`` long.
-
-`GaussianSmall` is `policy=small` with a density, for SAC and Cal-QL on numbers alone
-(`policy.type=scripts.offline_sets:GaussianSmall`).
 """
 
 from __future__ import annotations
@@ -24,10 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from policies.actors.base import network
-from policies.inputs import flat_size
-from policies.settings import SmallConfig
-from policies.small import SmallPolicy
 from sim.stepped import _expert
 from vla_rl import config as configs
 from vla_rl.assembly.env_and_policy import checked_env
@@ -48,18 +41,6 @@ from vla_rl.types import (
 
 NOISES = (0.5, 1.0, 2.0, None)  # half-ranges; None: actions at random
 _TOGETHER = 8  # episodes of one noise, before those of the next
-
-
-class GaussianSmall(SmallPolicy):
-    """`SmallPolicy` whose latent action is a Gaussian squashed by tanh."""
-
-    policy_type = "scripts.offline_sets:GaussianSmall"
-    stochastic = True
-
-    def __init__(self, config: SmallConfig, embodiment: EmbodimentSpec) -> None:
-        super().__init__(config, embodiment)
-        inputs = flat_size(embodiment, config.pixels)
-        self.actor = network(inputs, config.hidden, 2 * self.latent_dim)
 
 
 class DisturbedExpert(Policy):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from policies.settings import SmallConfig
+from policies.small import SmallPolicy
 from sim import toy
 from sim.inline import InlineEnv
 from vla_rl import build
@@ -72,7 +73,7 @@ def test_a_set_follows_its_seed(sets, tmp_path):
 
 def test_the_small_gaussian_learns_by_cal_ql_and_opens_again(sets, tmp_path):
     robot, _, _ = made(sets, tmp_path / "set", seed=1)
-    policy = sets.GaussianSmall(SmallConfig(chunk_length=1, hidden=[32]), robot)
+    policy = SmallPolicy(SmallConfig(chunk_length=1, hidden=[32], distribution="gaussian"), robot)
     config = SACConfig(
         conservatism="cal_ql", offline_updates=20, batch_size=32, demonstration_share=0.0
     )

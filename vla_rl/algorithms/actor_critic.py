@@ -55,8 +55,8 @@ class ActorCritic(Replayed):
         if self.actor_distribution not in ("", kind):
             raise ConfigError(
                 f"algorithm {self.name} trains a {self.actor_distribution} actor, and this one is "
-                f"{kind}: set actor.distribution={self.actor_distribution}, or use "
-                f"algorithm={other}"
+                f"{kind}: set actor.distribution={self.actor_distribution} (of policy=small: "
+                f"policy.distribution), or use algorithm={other}"
             )
         self.device = next(policy.actor.parameters()).device
         self.head = critics.value_head(config.critics)
