@@ -12,15 +12,24 @@ from torch import Tensor, nn
 
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
-from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyOutput
+from vla_rl.types import (
+    ActionChunk,
+    EmbodimentSpec,
+    Observation,
+    PolicyEvaluation,
+    PolicyOutput,
+)
 
 _BASE = "base."
+# of a base these say nothing of where its actions count from
+_SHARED = frozenset({"imitation", "likelihood", "value", "features", "ranks"})
 
 
 class RelativePolicy(nn.Module, Policy):
     """``base``, whose actions ``names`` count from the state of the same name as its chunk begins;
-    what it acts are the robot's own actions, within their bounds. It offers imitation alone, on as
-    many ranks as the base does.
+    what it acts are the robot's own actions, within their bounds. A decision is as likely as the
+    base's own is, and what the base makes of pictures is its own too: it offers what of these the
+    base offers.
 
     Raises `ConfigError` for a base that goes on with an old chunk, or leaves weights elsewhere.
     """
@@ -38,7 +47,8 @@ class RelativePolicy(nn.Module, Policy):
                 "leaves frozen weights to another folder: use env.actions=absolute"
             )
         self.base: Any = base
-        self.can = frozenset({"imitation"}) | (base.can & {"ranks"})
+        self.can = frozenset({"imitation"}) | (base.can & _SHARED)
+        self.log_prob_axes = base.log_prob_axes
         self.embodiment, self.names = embodiment, tuple(names)
         self.chunk_length = base.chunk_length
         self._mine = [embodiment.action_names.index(name) for name in names]
@@ -67,16 +77,57 @@ class RelativePolicy(nn.Module, Policy):
         """The base's chunk from where the robot is now."""
         out = self.base.act(observation, deterministic=deterministic, seeds=seeds)
         actions = (out.chunk.actions + self._from(observation)).clamp(self.low, self.high)
-        return dataclasses.replace(out, chunk=ActionChunk(actions, out.chunk.valid), replay={})
+        return dataclasses.replace(out, chunk=ActionChunk(actions, out.chunk.valid))
 
     def imitation_loss(
-        self, observation: Observation, actions: Tensor, valid: Tensor
+        self, observation: Observation, actions: Tensor, valid: Tensor, **more: Any
     ) -> tuple[Tensor, dict[str, float]]:
         """The base's, of `targets`."""
         loss: tuple[Tensor, dict[str, float]] = self.base.imitation_loss(
-            observation, actions, valid
+            observation, actions, valid, **more
         )
         return loss
+
+    @property
+    def imitates_itself(self) -> bool:
+        """See `vla_rl.interfaces.Policy`."""
+        return bool(self.base.imitates_itself)
+
+    # ------------------------------------------------------------------------------ RL: the base's
+    @property
+    def correlated_axes(self) -> Sequence[str]:
+        """See `vla_rl.interfaces.Policy`."""
+        axes: Sequence[str] = self.base.correlated_axes
+        return axes
+
+    def evaluate(self, observation: Observation, replay: Mapping[str, Tensor]) -> PolicyEvaluation:
+        """See `vla_rl.interfaces.Policy`."""
+        found: PolicyEvaluation = self.base.evaluate(observation, replay)
+        return found
+
+    def prepare_for_rl(self) -> None:
+        """See `vla_rl.interfaces.Policy`."""
+        self.base.prepare_for_rl()
+
+    def value(self, observation: Observation) -> Tensor | None:
+        """See `vla_rl.interfaces.Policy`."""
+        value: Tensor | None = self.base.value(observation)
+        return value
+
+    def value_parameters(self) -> Iterable[nn.Parameter]:
+        """See `vla_rl.interfaces.Policy`."""
+        own: Iterable[nn.Parameter] = self.base.value_parameters()
+        return own
+
+    def frame_features(self, observation: Observation) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.Policy`."""
+        features: dict[str, Tensor] = self.base.frame_features(observation)
+        return features
+
+    def blind_features(self, observation: Observation) -> dict[str, Tensor]:
+        """See `vla_rl.interfaces.Policy`."""
+        features: dict[str, Tensor] = self.base.blind_features(observation)
+        return features
 
     @property
     def executed_steps(self) -> int:

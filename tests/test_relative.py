@@ -46,10 +46,10 @@ class Moves:
         return actions.square().mean(), {}
 
 
-def seen(*states: tuple[float, float]) -> Observation:
+def seen(*states: tuple[float, float], spec=SPEC) -> Observation:
     shown = {
         c.name: torch.zeros(len(states), c.height, c.width, 3, dtype=torch.uint8)
-        for c in SPEC.cameras
+        for c in spec.cameras
     }
     return Observation(images=shown, proprio=torch.tensor(states), instruction=("x",) * len(states))
 
@@ -66,7 +66,7 @@ def test_a_chunk_counts_from_the_state_it_begins_in_by_hand():
     told = policy.targets(seen((10.0, 5.0), (88.0, 5.0)), asked)
     assert told.tolist() == [[[1.0, 40.0], [3.0, 60.0]], [[-8.0, 1.0], [3.0, 2.0]]]
     assert asked[0, 0, 0] == 11.0, "what it was given stays"
-    assert Policy.of(policy).can == {"imitation"} and out.replay == {}
+    assert Policy.of(policy).can == {"imitation"}
 
 
 def test_statistics_are_of_the_moves_by_hand():
@@ -177,6 +177,17 @@ def test_sft_in_moves_acts_goals(tmp_path, policy, capsys):
     assert json.loads((tmp_path / "more" / "checkpoints/sft/config.json").read_text()) == stored
     after = json.loads((tmp_path / "more" / "actions.json").read_text())["sft"]
     assert after["overall"] == pytest.approx(found["overall"], rel=1e-4)
+    learned = load_policy(tmp_path / "m" / "checkpoints" / "sft", build.policy_class)
+    assert ("likelihood" in learned.can) == (policy == "nano_toy")
+    if policy == "nano_toy":  # RL's ratio is the base's, wherever its moves count from
+        look = seen((10.0, 5.0), (60.0, 5.0), spec=learned.embodiment)
+        out = learned.act(look, seeds=[1, 2])
+        again = learned.evaluate(look, out.replay).log_prob
+        assert torch.allclose(again, out.behavior_log_prob, atol=1e-4)
+        assert again.requires_grad and learned.log_prob_axes == learned.base.log_prob_axes != ()
+        moves = out.chunk.actions - learned.base.act(look, seeds=[1, 2]).chunk.actions
+        assert torch.allclose(moves[:, :, 0], torch.tensor([[10.0], [60.0]]), atol=1e-4)
+        assert set(learned.frame_features(look)) == set(learned.base.frame_features(look))
     capsys.readouterr()
     assert main([*more, "name=goals", "env.keep=[]", "env.actions=absolute"]) == 2
     told = capsys.readouterr().err

@@ -145,8 +145,8 @@ def check_recording(config: RunConfig) -> None:
 def _check_moves(config: RunConfig) -> None:
     if {"rl", "offline"} & set(config.phases):
         raise ConfigError(
-            "env.actions=delta is SFT's, and phases has RL, which learns in the robot's own actions: "
-            "use env.actions=absolute, or leave RL out"
+            "env.actions=delta is SFT's, and phases has RL, which learns of a recording in the robot's "
+            "own actions: use env.actions=absolute, or leave RL out"
         )
     if any("use_relative_actions" in str(x) for x in vars(config.policy).get("options") or ()):
         raise ConfigError(
