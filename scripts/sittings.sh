@@ -15,7 +15,7 @@ mkdir -p "$at"
 # robot and person: minutes of the episodes before, and of them under a person's hand (20 control steps a second)
 judged() {
     [ -f "$at/eval_$1.json" ] || vla eval "$at/policy_$1/checkpoints/sft" --suite so101 --episodes 100 --json "$at/eval_$1.json" \
-        'env.tasks=[lift_cube]' env.horizon=200 slots.workers=1 seed="$seed"
+        'env.tasks=[lift_cube]' env.horizon=200 slots.workers=1
     { for ((j = 1; j <= $1; j++)); do cat "$at/sitting_$j.log"; done; } | awk -v sitting="$1" '
         /^episode [0-9]+:/ { for (i = 2; i <= NF; i++) { if ($i == "by") steps += $(i - 1); if ($i ~ /^s[;,]$/) robot += $(i - 1) } }
         END { printf "%s\t%.1f\t%.1f\t", sitting, robot / 60, steps / 20 / 60 }' >>"$at/summary.tsv.part"
