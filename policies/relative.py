@@ -47,7 +47,7 @@ class RelativePolicy(nn.Module, Policy):
                 "leaves frozen weights to another folder: use env.actions=absolute"
             )
         self.base: Any = base
-        self.can = frozenset({"imitation"}) | (base.can & _SHARED)
+        self.can = base.can & _SHARED
         self.log_prob_axes = base.log_prob_axes
         self.embodiment, self.names = embodiment, tuple(names)
         self.chunk_length = base.chunk_length

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sim.stepped import _expert
+from sim.stepped import expert_of
 from vla_rl import config as configs
 from vla_rl.assembly.env_and_policy import checked_env
 from vla_rl.data.recorded import recorded
@@ -111,7 +111,7 @@ def main() -> None:
             config = configs.load(args.run / "config.yaml")
         env = checked_env(config, resources)
         if args.what == "scripted":
-            act = _expert(config.env, env.tasks[0].task_id)
+            act = expert_of(config.env, env.tasks[0].task_id)
             episodes = scripted(env, act, config.seed)
         else:
             episodes = recorded(replay_of(args.run), env.embodiment, 1, {})

@@ -444,7 +444,7 @@ def collect_episode(
     that is. `UserError` where none is named.
     """
     rng = np.random.default_rng(episode.seed) if rng is None else rng
-    act = _expert(simulator.config, episode.task_id)
+    act = expert_of(simulator.config, episode.task_id)
     half = (simulator._high - simulator._low) / 2
     observation = simulator.start(slot, episode)
     return record_demonstration(
@@ -458,7 +458,7 @@ def collect_episode(
     )
 
 
-def _expert(config: SteppedConfig, task: str) -> Any:
+def expert_of(config: SteppedConfig, task: str) -> Any:
     if not config.expert:
         raise UserError(
             f"{config.id} has no scripted expert: name one with env.expert=module:name, train on "

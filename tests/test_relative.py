@@ -173,7 +173,9 @@ def test_sft_in_moves_acts_goals(tmp_path, policy, capsys):
     # SFT goes on from there, as after a sitting: with its chunks and what it was normalised by
     more = [*run[:-1], "name=more", f"sft.start={tmp_path}/m/checkpoints/sft"]
     more = [o for o in more if "chunk_length" not in o]
+    capsys.readouterr()
     assert main([*more, "sft.learning_rate=1e-9", "sft.updates=1"]) == 0
+    assert "that this run did not train on" in capsys.readouterr().out
     assert json.loads((tmp_path / "more" / "checkpoints/sft/config.json").read_text()) == stored
     after = json.loads((tmp_path / "more" / "actions.json").read_text())["sft"]
     assert after["overall"] == pytest.approx(found["overall"], rel=1e-4)

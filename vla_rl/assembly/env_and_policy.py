@@ -69,17 +69,9 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         check_dataset(
             config.one_dataset, env.embodiment, texts, config.sft.failures or not imitated
         )
-    if config.checkpoint:
+    if config.given:
         env.embodiment.require(
-            check_checkpoint(Path(config.checkpoint)),
-            "the env",
-            f"the checkpoint {config.checkpoint}",
-        )
-    elif config.sft.start:
-        env.embodiment.require(
-            check_checkpoint(Path(config.sft.start)),
-            "the env or dataset",
-            f"sft.start={config.sft.start}",
+            check_checkpoint(Path(config.given)), "the env", f"the checkpoint {config.given}"
         )
     else:
         _require_cameras(config.policy, env.embodiment)

@@ -33,7 +33,8 @@ def check_run(config: RunConfig) -> None:
     check_recording(config)
     if "sft" in config.phases and not config.checkpoint:
         policy = build.entry("policy", config.policy_type)
-        if isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can:
+        lacks = isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can
+        if lacks and not config.given:
             raise ConfigError(
                 f"phase sft needs a policy that imitates, and policy.type={config.policy_type} "
                 "cannot be trained by imitation: use "
@@ -48,7 +49,7 @@ def check_run(config: RunConfig) -> None:
     if "rl" not in config.phases or not (config.rl.iterations or is_recording(config)):
         check_demonstrations(config, has_data(config))
         return
-    if not config.checkpoint:  # which brings its own policy
+    if not config.given:  # which brings its own policy
         build.require_fit(config.algorithm_type, config.policy_type, config.actor_type)
     _check_actor(config)
     if config.rl.rhythm == "concurrent":
@@ -136,11 +137,7 @@ def _check_offline(config: RunConfig) -> None:
         )
     policy = build.entry("policy", config.policy_type)
     needed = {"likelihood", "features", "noise", "cached_features"}
-    if (
-        not config.checkpoint
-        and isinstance(policy, build.PolicyEntry)
-        and not needed <= set(policy.can)
-    ):
+    if not config.given and isinstance(policy, build.PolicyEntry) and not needed <= set(policy.can):
         raise ConfigError(
             "phases has offline, which needs a policy with a denoising chain of this project, and "
             f"policy.type={config.policy_type} has none: use policy=nano_flow or nano_diffusion, "
@@ -153,7 +150,7 @@ def check(run: Planned) -> None:
     _check_values(run.config, run.open_phases)
     c = run.config
     asks = methods(c.algorithm).check_policy
-    if "rl" in c.phases and not c.checkpoint and asks is not None:
+    if "rl" in c.phases and not c.given and asks is not None:
         asks(c.policy)  # the algorithm asks the policy itself again
 
 
@@ -172,7 +169,7 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
                 "pixels out of sight: use a few pixels, such as 4"
             )
     steps, policy = config.rollout.replan_steps, view(config.policy, PolicyOptions)
-    if not config.checkpoint and policy.chunk_length is not None and steps > policy.chunk_length:
+    if not config.given and policy.chunk_length is not None and steps > policy.chunk_length:
         raise ConfigError(
             f"rollout.replan_steps={steps} is more than policy.chunk_length={policy.chunk_length}: "
             "a chunk cannot be followed past its end. Use 0 for the whole chunk"
@@ -181,7 +178,7 @@ def _check_values(config: RunConfig, open_phases: list[str]) -> None:
         "rl" not in open_phases
         or config.critic_type != "none"
         or policy.value_head is not False
-        or config.checkpoint
+        or config.given
     ):
         return
     advantage = view(config.algorithm, AlgorithmOptions).advantage

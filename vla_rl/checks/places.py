@@ -42,10 +42,9 @@ def check(run: Planned) -> None:
     config = run.config
     if not run.open_phases:
         return
-    if config.checkpoint:
-        files.check_checkpoint(_exists("checkpoint", config.checkpoint))
-    if config.sft.start and not config.checkpoint:
-        files.check_checkpoint(_exists("sft.start", config.sft.start))
+    if config.given:
+        key = "checkpoint" if config.checkpoint else "sft.start"
+        files.check_checkpoint(_exists(key, config.given))
     for dataset in config.datasets:
         _exists("dataset", dataset)
     if is_address(config.collect.policy):
@@ -53,7 +52,7 @@ def check(run: Planned) -> None:
     elif config.collect.policy:
         files.check_checkpoint(_exists("collect.policy", config.collect.policy))
     for group, names in _PLACES.items():
-        if group != "policy" or not config.checkpoint:
+        if group != "policy" or not config.given:
             for key, value in _named(getattr(config, group), names, group):
                 _exists(key, value)
     _check_space(config, run.open_phases)
@@ -106,7 +105,7 @@ def _check_space(config: RunConfig, open_phases: list[str]) -> None:
         // (policy.chunk_length or _FRAMES)
     )
     need += ("rl" in open_phases) * tasks * kept * 3 * frame * 3
-    start = config.checkpoint or config.sft.start or policy.checkpoint
+    start = config.given or policy.checkpoint
     if start and {"sft", "rl"} & set(open_phases):
         need += 3 * sum(p.stat().st_size for p in Path(start).glob("*.safetensors"))
     place = files.nearest_folder(config.run_dir)

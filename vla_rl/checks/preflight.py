@@ -41,7 +41,7 @@ def _packages(run: Planned) -> None:
     c = run.config
     if not run.open_phases:
         return
-    acting = [] if c.checkpoint or run.open_phases == ["collect"] else [c.policy]
+    acting = [] if c.given or run.open_phases == ["collect"] else [c.policy]
     check_machine(c, [*acting, *(part for _, _, part in rewards.reward_parts(c))])
 
 

@@ -50,9 +50,7 @@ def compose(
         raise ConfigError(own.located(_explain(error, (directory, *own.folders)))) from error
     except ConfigError as error:
         raise ConfigError(own.located(str(error))) from error
-    return (
-        with_policy_changes(config, overrides) if config.checkpoint or config.sft.start else config
-    )
+    return with_policy_changes(config, overrides) if config.given else config
 
 
 def with_run(overrides: Sequence[str], otherwise: Sequence[str]) -> list[str]:

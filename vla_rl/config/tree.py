@@ -171,6 +171,12 @@ class RunConfig(Bounded):
         return Path(self.output_dir) / self.name
 
     @property
+    def given(self) -> str:
+        """The checkpoint that brings the run's policy, as it is or for SFT to go on from; "": SFT
+        makes one of ``policy``."""
+        return self.checkpoint or self.sft.start
+
+    @property
     def datasets(self) -> list[str]:
         """All that ``dataset`` names."""
         return (

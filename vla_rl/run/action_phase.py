@@ -71,7 +71,7 @@ def _said(run: Run, held_out: Sequence[DemonstrationEpisode], others: int) -> st
     )
     trained = (
         "it was not trained on"
-        if "sft" in run.config.phases and not run.config.checkpoint
+        if "sft" in run.config.phases and not run.config.given
         else (
             "this run did not train on (where the checkpoint comes from another, that one may have)"
         )
