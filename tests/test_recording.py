@@ -643,7 +643,7 @@ def test_sft_on_a_recording_and_its_page(theirs, tmp_path, capsys):
 
 
 def test_what_the_run_that_collected_it_kept_out_is_not_called_drawn():
-    config = SimpleNamespace(seed=3, env_type="dataset", phases=["sft"], checkpoint="")
+    config = SimpleNamespace(seed=3, env_type="dataset", phases=["sft"], given="")
     run: Any = SimpleNamespace(config=config)
     drawn = DemonstrationEpisode(0, 4, "fold")
     marked = dataclasses.replace(drawn, kept_out=True)
