@@ -156,13 +156,14 @@ def test_what_a_run_has_not_cannot_be_struck(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.timeout(2400)
 def test_a_run_that_is_struck_twice_loses_nothing(tmp_path, capsys):
     """A node is lost, and an update makes no numbers."""
     target = tmp_path / "faults.json"
     words = ["bench", "faults", "--modes", "async", "--events", "2", "--kinds", "kill:node", "nan"]
     words += ["--out", str(tmp_path / "out"), "--json", str(target)]
-    assert cli.main(words) == 0
+    assert cli.main(words) == 0, capsys.readouterr().out
     found = json.loads(target.read_text())
     outcomes = {row["kind"]: (row["outcome"], row["then"]) for row in found["events"]}
     assert outcomes == {"kill:node": ("went on", ""), "nan": ("ended", "went on")}
