@@ -7,8 +7,10 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +310,33 @@ def test_a_run_that_does_not_hear_of_an_interrupt_is_told(tmp_path, monkeypatch)
     stopped = threading.Event()
     stopped.set()
     assert study.run_alone([], tmp_path / "log", [], stopped=stopped) == -signal.SIGTERM
+
+
+def test_a_run_ends_with_a_study_that_was_killed(tmp_path):
+    (tmp_path / "vla_rl").mkdir()
+    (tmp_path / "vla_rl" / "__init__.py").touch()
+    waits = "import os, time\ndef main():\n    print(os.getpid(), flush=True)\n    time.sleep(300)\n"
+    (tmp_path / "vla_rl" / "cli.py").write_text(waits)
+    log = tmp_path / "log"
+    call = (
+        "import sys, threading; from pathlib import Path; from vla_rl.run import study; "
+        "study.run_alone([], Path(sys.argv[1]), [], Path(sys.argv[2]), stopped=threading.Event())"
+    )
+    words = [sys.executable, "-c", call, str(log), str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT) as killed:
+        state = Path(f"/proc/{_until(lambda: log.exists() and log.read_text().strip())}/stat")
+        assert state.exists()
+        killed.kill()
+    # (who is to fetch its exit status may take a while)
+    assert _until(lambda: not state.exists() or ") Z " in state.read_text())
+
+
+def _until(found):
+    for _ in range(600):
+        if got := found():
+            return got
+        time.sleep(0.1)
+    raise AssertionError("not within a minute")
 
 
 def test_some_methods_first(tmp_path):

@@ -393,8 +393,12 @@ def run_alone(
 ) -> int:
     """``vla-rl train``, or what is left of it, in a process of its own on these cores, which finds
     the modules in the folder ``code`` before all others; its exit status. What it says goes to the
-    end of ``log``. ``stopped`` ends it, where Ctrl-C has not reached it by itself."""
-    call, variables = "import os, sys; ", dict(os.environ)
+    end of ``log``. ``stopped`` ends it, where Ctrl-C has not reached it by itself, and it ends with
+    this process."""
+    call, variables = "import ctypes, os, sys; ", dict(os.environ)
+    call += (
+        "ctypes.CDLL(None).prctl(1, 15); "  # (PR_SET_PDEATHSIG: not even kill -9 leaves it behind)
+    )
     if cores:
         call += f"os.sched_setaffinity(0, {list(cores)}); "
     if code is not None:  # (its own workers, and those under another Python)
