@@ -354,4 +354,8 @@ class SmallConfig(Bounded, place="policy"):
     noise: float = bound(0.2, ge=0)
     # "gaussian", squashed by tanh, for SAC and Cal-QL
     distribution: str = bound("deterministic", choices=("deterministic", "gaussian"))
-    explores_by: ClassVar = "noise"
+
+    @property
+    def explores_by(self) -> str:
+        """The option that makes samples differ more; "": they do as the algorithm has taught it."""
+        return "noise" if self.distribution == "deterministic" else ""

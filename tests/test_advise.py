@@ -21,7 +21,7 @@ from vla_rl.advice.start_checks import (
     chunk_spread,
     overall,
 )
-from vla_rl.advice.suggestions import progress_reward
+from vla_rl.advice.suggestions import more_exploration, progress_reward
 from vla_rl.config import RunConfig, compose
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.monitoring.metrics import MetricsLogger
@@ -290,6 +290,13 @@ def test_exploration_counts_what_a_chunk_s_control_steps_share():
     assert one(Figures(spread=0.08), "exploration").verdict == GOOD
     # which explores by its actor
     assert not checks(Figures(spread=0.03), toy("algorithm=residual"), RUN)
+
+
+def test_a_small_policy_explores_by_its_noise_or_by_what_it_has_learned():
+    small = toy("policy=small", "algorithm=sac")
+    assert more_exploration(small) == "more exploration (policy.noise=0.26)"
+    learned = toy("policy=small", "algorithm=sac", "policy.distribution=gaussian")
+    assert more_exploration(learned) == "more noise in the policy's sampling"
 
 
 def test_what_the_guard_says_and_what_is_refused_are_bad():
