@@ -1340,6 +1340,14 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
             r"td3 trains a deterministic actor.*distribution=gaussian: set .*algorithm=sac",
         ),
         (
+            ["algorithm=sac", "policy=small"],
+            r"trains a gaussian actor, and policy.distribution=deterministic: set policy.dist",
+        ),
+        (
+            ["algorithm=td3", "policy=small", "policy.distribution=gaussian"],
+            r"td3 trains a deterministic actor, and policy.distribution=gaussian",
+        ),
+        (
             ["algorithm=residual_quickstart", "actor.ramp=100"],
             r"actor.ramp=100 bounds a deterministic actor",
         ),

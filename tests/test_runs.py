@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Iterable, Iterator
 from statistics import mean
@@ -15,9 +16,11 @@ import pytest
 from libero_reference import libero_problem
 
 from vla_rl import build
-from vla_rl.checks.options import check_run
+from vla_rl.checks.options import check_given, check_run
+from vla_rl.checks.planned import Planned
 from vla_rl.config import RunConfig, compose
 from vla_rl.errors import ConfigError, UserError
+from vla_rl.monitoring.metrics import write_json
 from vla_rl.paths import config_dir
 from vla_rl.types import EpisodeSpec
 
@@ -290,6 +293,36 @@ def test_a_run_composes_with_every_algorithm_and_policy_or_says_why_not(run):
     check_refusals(
         run, [(algorithms[i % len(algorithms)], policies[i % len(policies)]) for i in range(count)]
     )
+
+
+def test_the_policy_that_a_run_is_given_fits_as_a_new_one_does(tmp_path):
+    start = tmp_path / "sft"
+    start.mkdir()
+
+    def refused(kind: str, *overrides: str) -> str:
+        write_json(start / "config.json", {"policy_type": kind})
+        config = compose(["run=toy", f"output_dir={tmp_path}", *overrides])
+        try:
+            check_given(Planned(config))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert not refused("nano_vla", f"sft.start={start}")
+    assert not refused("residual", f"checkpoint={start}")  # an actor on one says so as it is opened
+    told = refused("small", f"sft.start={start}")
+    assert f"sft.start={start} holds a small policy: algorithm.type=ppo needs" in told
+    assert "checkpoint=" in refused("small", f"checkpoint={start}")
+    remote = refused("remote", f"sft.start={start}", "phases=[sft]")
+    assert remote.endswith("holds a remote policy, which cannot be trained by imitation")
+
+
+def test_where_sft_goes_on_from_needs_sft_and_no_other_policy():
+    for more in (["checkpoint=b"], ["phases=[rl,eval_rl]"], ["phases=[random,rl]"]):
+        with pytest.raises(ConfigError, match=r"sft\.start=a is where SFT goes on from.* or "):
+            check_run(compose(["run=toy", "sft.start=a", *more]))
+    assert compose(["run=toy", "sft.start=~/a"]).given == os.path.expanduser("~/a")
+    assert not compose(["run=toy", "sft.start=a", "phases=[rl]"]).given
 
 
 def test_the_pairs_that_a_user_would_try_first():

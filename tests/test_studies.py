@@ -298,15 +298,15 @@ def test_interrupted_it_begins_no_other_run(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "run_alone", train)
     with pytest.raises(KeyboardInterrupt):
         study.make(frozen, tmp_path / "two", study.methods_of(frozen), say=begun.append)
+    assert _until(lambda: not any("ThreadPool" in t.name for t in threading.enumerate()))
     assert len(begun) == 2, "a run, and that it has failed"
 
 
-def test_a_run_that_does_not_hear_of_an_interrupt_is_told(tmp_path, monkeypatch):
+def test_a_run_is_told_of_an_interrupt_by_the_study_alone(tmp_path, monkeypatch):
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(study.sys, "executable", str(program))
-    monkeypatch.setattr(study, "_TO_END_S", 0.3)
     stopped = threading.Event()
     stopped.set()
     assert study.run_alone([], tmp_path / "log", [], stopped=stopped) == -signal.SIGTERM
@@ -315,7 +315,9 @@ def test_a_run_that_does_not_hear_of_an_interrupt_is_told(tmp_path, monkeypatch)
 def test_a_run_ends_with_a_study_that_was_killed(tmp_path):
     (tmp_path / "vla_rl").mkdir()
     (tmp_path / "vla_rl" / "__init__.py").touch()
-    waits = "import os, time\ndef main():\n    print(os.getpid(), flush=True)\n    time.sleep(300)\n"
+    waits = (
+        "import os, time\ndef main():\n    print(os.getpid(), flush=True)\n    time.sleep(300)\n"
+    )
     (tmp_path / "vla_rl" / "cli.py").write_text(waits)
     log = tmp_path / "log"
     call = (
@@ -324,8 +326,9 @@ def test_a_run_ends_with_a_study_that_was_killed(tmp_path):
     )
     words = [sys.executable, "-c", call, str(log), str(tmp_path)]
     with subprocess.Popen(words, cwd=ROOT) as killed:
-        state = Path(f"/proc/{_until(lambda: log.exists() and log.read_text().strip())}/stat")
-        assert state.exists()
+        run = int(_until(lambda: log.exists() and log.read_text().strip()))
+        state = Path(f"/proc/{run}/stat")
+        assert state.exists() and os.getsid(run) == run, "no Ctrl-C reaches it by itself"
         killed.kill()
     # (who is to fetch its exit status may take a while)
     assert _until(lambda: not state.exists() or ") Z " in state.read_text())

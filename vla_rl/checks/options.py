@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vla_rl import build
+from pathlib import Path
+
+from vla_rl import build, files
 from vla_rl.checks.cluster import check_cluster, check_sft
 from vla_rl.checks.data import (
     check_demonstrations,
@@ -16,6 +18,7 @@ from vla_rl.checks.rewards import check_fallback
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_entry, advantage_of
 from vla_rl.errors import ConfigError
+from vla_rl.files import read_json
 from vla_rl.options import (
     ActorOptions,
     AlgorithmClass,
@@ -31,6 +34,17 @@ def check_run(config: RunConfig) -> None:
     """Raise `ConfigError` for a phase that could learn nothing, before any phase runs."""
     check_offline_replays(config)
     check_recording(config)
+    if config.sft.start and (config.checkpoint or "sft" not in config.phases):
+        other = (
+            f"checkpoint={config.checkpoint} brings a"
+            if config.checkpoint
+            else "no phase sft makes that run's"
+        )
+        raise ConfigError(
+            f"sft.start={config.sft.start} is where SFT goes on from, and {other} policy: leave "
+            "sft.start out, or "
+            + ("checkpoint" if config.checkpoint else "name sft in phases=[...]")
+        )
     if "sft" in config.phases and not config.checkpoint:
         policy = build.entry("policy", config.policy_type)
         lacks = isinstance(policy, build.PolicyEntry) and "imitation" not in policy.can
@@ -75,13 +89,16 @@ def _check_actor(config: RunConfig) -> None:
     """Raise `ConfigError` for an actor that the algorithm does not train, or whose own eyes would
     have nothing to see. Policies' cameras are asked as it is made."""
     actor, env = view(config.actor, ActorOptions), view(config.env, EnvOptions)
-    made = build.implementation("algorithm", config.algorithm_type) if actor.distribution else None
+    key, distribution = "actor", actor.distribution
+    if not distribution and not config.given:  # a policy that is its own actor
+        key, distribution = "policy", view(config.policy, ActorOptions).distribution
+    made = build.implementation("algorithm", config.algorithm_type) if distribution else None
     needed = view(made, AlgorithmClass).actor_distribution
-    if needed and actor.distribution != needed:
+    if needed and distribution != needed:
         other = "sac" if needed == "deterministic" else "td3"
         raise ConfigError(
             f"algorithm.type={config.algorithm_type} trains a {needed} actor, and "
-            f"actor.distribution={actor.distribution}: set actor.distribution={needed}, or use "
+            f"{key}.distribution={distribution}: set {key}.distribution={needed}, or use "
             f"algorithm={other}"
         )
     if actor.eyes != "pictures":
@@ -143,6 +160,29 @@ def _check_offline(config: RunConfig) -> None:
             f"policy.type={config.policy_type} has none: use policy=nano_flow or nano_diffusion, "
             "or leave offline out of phases=[...] (algorithm=iql learns offline with any)"
         )
+
+
+def check_given(run: Planned) -> None:
+    """Raise `ConfigError` where SFT or the algorithm could not train the policy of the run's
+    checkpoint, which is whole, as far as its kind tells."""
+    config, open_phases = run.config, run.open_phases
+    if not (config.given and open_phases):
+        return
+    kind = read_json(files.existing_checkpoint(Path(config.given)) / files.CONFIG, "")[
+        "policy_type"
+    ]
+    entry = build.REGISTRY["policy"].get(kind)
+    if not isinstance(entry, build.PolicyEntry):
+        return  # an actor on one, or somebody's own
+    key = "checkpoint" if config.checkpoint else "sft.start"
+    place = f"{key}={config.given} holds a {kind} policy"
+    if "sft" in open_phases and not config.checkpoint and "imitation" not in entry.can:
+        raise ConfigError(f"{place}, which cannot be trained by imitation")
+    if "rl" in open_phases:
+        try:
+            build.require_fit(config.algorithm_type, kind, config.actor_type)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from None
 
 
 def check(run: Planned) -> None:

@@ -60,6 +60,7 @@ PARTS: tuple[Callable[[Planned], None], ...] = (
     rewards.check,
     options.check,
     places.check,
+    options.check_given,
     _packages,
     _room,
 )

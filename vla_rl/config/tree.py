@@ -124,6 +124,7 @@ class RunConfig(Bounded):
         self._check_phases()
         for key in ("output_dir", "checkpoint"):  # (no shell does it behind the key's =)
             setattr(self, key, os.path.expanduser(getattr(self, key)))
+        self.sft.start = os.path.expanduser(self.sft.start)
         self.dataset = as_datasets(self.dataset, os.path.expanduser)
         if not self.output_dir.strip():
             raise ConfigError(
@@ -174,7 +175,7 @@ class RunConfig(Bounded):
     def given(self) -> str:
         """The checkpoint that brings the run's policy, as it is or for SFT to go on from; "": SFT
         makes one of ``policy``."""
-        return self.checkpoint or self.sft.start
+        return self.checkpoint or (self.sft.start if "sft" in self.phases else "")
 
     @property
     def datasets(self) -> list[str]:

@@ -38,7 +38,7 @@ from vla_rl.monitoring.metrics import TEST, TEST_BEST, write_json
 
 FROZEN, START = "plan.json", "start"
 FIRST_DRAWN = 100  # smaller seeds are those that people try
-_LOOK_S, _TO_END_S = 0.2, 5.0  # how often a stop is looked for, and how long Ctrl-C may take alone
+_LOOK_S = 0.2  # how often a stop is looked for
 _SPREAD = 0.08  # standard deviation of differences between seeds, as measured on the quickstart
 MEASURES = (TEST, TEST_BEST, *evaluations())
 
@@ -393,12 +393,11 @@ def run_alone(
 ) -> int:
     """``vla-rl train``, or what is left of it, in a process of its own on these cores, which finds
     the modules in the folder ``code`` before all others; its exit status. What it says goes to the
-    end of ``log``. ``stopped`` ends it, where Ctrl-C has not reached it by itself, and it ends with
-    this process."""
+    end of ``log``. It has a session of its own, so that no Ctrl-C reaches it, and is told once, by
+    ``stopped``: a second signal would break into what it saves. It is killed with this process."""
     call, variables = "import ctypes, os, sys; ", dict(os.environ)
-    call += (
-        "ctypes.CDLL(None).prctl(1, 15); "  # (PR_SET_PDEATHSIG: not even kill -9 leaves it behind)
-    )
+    call += "getattr(ctypes.CDLL(None), 'prctl', max)(1, 9); "  # (PR_SET_PDEATHSIG, SIGKILL)
+    call += f"os.getppid() == {os.getpid()} or os._exit(1); "
     if cores:
         call += f"os.sched_setaffinity(0, {list(cores)}); "
     if code is not None:  # (its own workers, and those under another Python)
@@ -416,14 +415,13 @@ def run_alone(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
+            start_new_session=True,
         ) as process,
     ):
-        left = _TO_END_S
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
-            left -= _LOOK_S * stopped.is_set()
-            if left <= 0.0:
+            if stopped.is_set():
                 process.terminate()
                 process.wait()
     return process.returncode
