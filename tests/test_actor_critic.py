@@ -1333,19 +1333,19 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
         ),
         (
             ["algorithm=sac", "actor=residual"],
-            r"trains a gaussian actor.*set actor.distribution=gaussian",
+            r"needs a gaussian actor.*set actor.distribution=gaussian",
         ),
         (
             ["algorithm=td3", "actor=direct"],
-            r"td3 trains a deterministic actor.*distribution=gaussian: set .*algorithm=sac",
+            r"td3 needs a deterministic actor.*distribution=gaussian: set .*algorithm=sac",
         ),
         (
             ["algorithm=sac", "policy=small"],
-            r"trains a gaussian actor, and policy.distribution=deterministic: set policy.dist",
+            r"needs a gaussian actor, and policy.distribution=deterministic: set policy.dist",
         ),
         (
             ["algorithm=td3", "policy=small", "policy.distribution=gaussian"],
-            r"td3 trains a deterministic actor, and policy.distribution=gaussian",
+            r"td3 needs a deterministic actor, and policy.distribution=gaussian",
         ),
         (
             ["algorithm=residual_quickstart", "actor.ramp=100"],

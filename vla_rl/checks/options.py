@@ -97,7 +97,7 @@ def _check_actor(config: RunConfig) -> None:
     if needed and distribution != needed:
         other = "sac" if needed == "deterministic" else "td3"
         raise ConfigError(
-            f"algorithm.type={config.algorithm_type} trains a {needed} actor, and "
+            f"algorithm.type={config.algorithm_type} needs a {needed} actor, and "
             f"{key}.distribution={distribution}: set {key}.distribution={needed}, or use "
             f"algorithm={other}"
         )
