@@ -52,6 +52,7 @@ def test_two_ranks_learn_what_the_driver_would_and_one_may_die(
     own += ["critic=none", "algorithm.advantage=rloo", "rl.group_size=4", "rl.iterations=4"]
     # (of small steps: how far rounding carries the two apart grows with them)
     own += ["algorithm.critic_warmup_iterations=0", "algorithm.learning_rate=1e-4"]
+    own += ["policy.precision=float32"]  # (a processor with bfloat16 would use it)
     told, batches = [], []
     of_ranks, of_one = GroupLearner.learn, BatchLearner.learn
 
