@@ -21,6 +21,7 @@ from policies.trunk.llama import LlamaTrunk, attend
 from policies.trunk.noise import chunk_uniforms, counter_uniforms, sample_inverse_cdf
 from policies.trunk.vision import FeatureNorm, FiLM, VisionTower, conditioned, merge_tokens
 from vla_rl.checkpoint import load_policy, save_checkpoint
+from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
@@ -683,6 +684,7 @@ def test_presets_have_their_sizes(name: str, low: float, high: float):
     assert low < policy.num_parameters() < high
     with pytest.raises(ConfigError, match="choose one of nano"):
         preset("huge")
+    assert compose(["run=libero_small"]).policy == preset("small", temperature=0.5)
 
 
 def test_bfloat16_agrees_with_itself():

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from console_stub import until
 
 from vla_rl import cli, splits
 from vla_rl.config.episodes import FIRST_TEST_STATE, EvaluateConfig
@@ -298,7 +298,7 @@ def test_interrupted_it_begins_no_other_run(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "run_alone", train)
     with pytest.raises(KeyboardInterrupt):
         study.make(frozen, tmp_path / "two", study.methods_of(frozen), say=begun.append)
-    assert _until(lambda: not any("ThreadPool" in t.name for t in threading.enumerate()))
+    assert until(lambda: not any("ThreadPool" in t.name for t in threading.enumerate()))
     assert len(begun) == 2, "a run, and that it has failed"
 
 
@@ -326,20 +326,12 @@ def test_a_run_ends_with_a_study_that_was_killed(tmp_path):
     )
     words = [sys.executable, "-c", call, str(log), str(tmp_path)]
     with subprocess.Popen(words, cwd=ROOT) as killed:
-        run = int(_until(lambda: log.exists() and log.read_text().strip()))
+        run = int(until(lambda: log.exists() and log.read_text().strip()))
         state = Path(f"/proc/{run}/stat")
         assert state.exists() and os.getsid(run) == run, "no Ctrl-C reaches it by itself"
         killed.kill()
     # (who is to fetch its exit status may take a while)
-    assert _until(lambda: not state.exists() or ") Z " in state.read_text())
-
-
-def _until(found):
-    for _ in range(600):
-        if got := found():
-            return got
-        time.sleep(0.1)
-    raise AssertionError("not within a minute")
+    assert until(lambda: not state.exists() or ") Z " in state.read_text())
 
 
 def test_some_methods_first(tmp_path):

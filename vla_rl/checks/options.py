@@ -18,7 +18,6 @@ from vla_rl.checks.rewards import check_fallback
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_entry, advantage_of
 from vla_rl.errors import ConfigError
-from vla_rl.files import read_json
 from vla_rl.options import (
     ActorOptions,
     AlgorithmClass,
@@ -168,9 +167,8 @@ def check_given(run: Planned) -> None:
     config, open_phases = run.config, run.open_phases
     if not (config.given and open_phases):
         return
-    kind = read_json(files.existing_checkpoint(Path(config.given)) / files.CONFIG, "")[
-        "policy_type"
-    ]
+    path = files.existing_checkpoint(Path(config.given)) / files.CONFIG
+    kind = files.read_json(path, "")["policy_type"]
     entry = build.REGISTRY["policy"].get(kind)
     if not isinstance(entry, build.PolicyEntry):
         return  # an actor on one, or somebody's own
