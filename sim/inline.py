@@ -193,6 +193,11 @@ def run_request(
             f"failure={step.failure!r}: leave it empty on success, else use one of "
             f"{', '.join(FAILURE_KINDS)}."
         )
+    if step.instead is not None and step.instead.task_id == episode.task_id:
+        raise UserError(
+            f"The simulator says that an episode of {episode.task_id!r} solved that task instead: "
+            "SlotStep.instead is for another one, and success for its own."
+        )
     return step
 
 

@@ -91,6 +91,7 @@ def _serve(conn: connection.Connection, simulator: Simulator, block: np.ndarray)
                 result.sent,
                 result.human,
                 result.label_source,
+                result.instead,
             )
         else:
             observation = result

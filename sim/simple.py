@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sim.recording import record_demonstration
-from sim.slots import checked_actions, instruction, running, task_named
+from sim.slots import checked_actions, in_words, instruction, running, task_named
 from vla_rl import splits
 from vla_rl.bounds import Bounded
 from vla_rl.errors import ConfigError
@@ -84,6 +84,10 @@ class SimpleSimulator(Generic[State]):
         [``privileged_dim``] (None: nothing)."""
         raise NotImplementedError
 
+    def instead(self, s: Running[State]) -> str | None:
+        """The id of another task that this control step solved (None: none, or unknown)."""
+        return None
+
     def failure(self, s: Running[State]) -> str:
         """How an episode failed whose time is up (`vla_rl.specs.FAILURE_KINDS`; "": unknown)."""
         return ""
@@ -107,17 +111,28 @@ class SimpleSimulator(Generic[State]):
         """Run ``actions`` [h a], clipped to the bounds, until success or the time limit."""
         s = running(self._slots, slot)
         rewards, success, executed = np.zeros(len(actions), np.float32), False, 0
+        instead = None
         for action in self._clipped(checked_actions(slot, actions, self.embodiment.action_dim)):
             success = bool(self.move(s, action))
             s.elapsed += 1
             rewards[executed] = success
             executed += 1
+            instead = instead or self.instead(s)
             s.over = success or s.elapsed >= s.task.horizon
             if s.over:
                 break
         truncated = s.over and not success
         failure = self.failure(s) if truncated else ""
-        return SlotStep(self._observe(s), rewards, executed, success, truncated, success, failure)
+        return SlotStep(
+            self._observe(s),
+            rewards,
+            executed,
+            success,
+            truncated,
+            success,
+            failure,
+            instead=in_words(self.tasks, instead, s.episode) if instead else None,
+        )
 
     def close(self) -> None:
         self._slots.clear()

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from vla_rl.errors import ConfigError
-from vla_rl.specs import EpisodeSpec, TaskSpec
+from vla_rl.specs import EpisodeSpec, Instead, TaskSpec
 
 Named = TypeVar("Named")
 
@@ -56,6 +56,12 @@ def instruction(task: TaskSpec, episode: EpisodeSpec) -> str:
     """The phrasing of the episode's split that its ``instruction_index`` picks."""
     texts = task.held_out_instructions if episode.split == "held_out" else task.instructions
     return texts[episode.instruction_index % len(texts)]
+
+
+def in_words(tasks: Iterable[TaskSpec], task_id: str, episode: EpisodeSpec) -> Instead:
+    """Another task that ``episode`` has solved, asked for in the phrasing that it would have had."""
+    task = next(task for task in tasks if task.task_id == task_id)
+    return Instead(task_id, instruction(task, episode))
 
 
 def lasting(tasks: Iterable[TaskSpec], horizon: int) -> tuple[TaskSpec, ...]:

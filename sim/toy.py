@@ -94,6 +94,7 @@ class ToyReach(SimpleSimulator[_Scene]):
     """
 
     privileged_dim = 9
+    tells_instead = True
 
     def __init__(self, config: ToyConfig | None = None) -> None:
         super().__init__(config or ToyConfig())
@@ -142,9 +143,14 @@ class ToyReach(SimpleSimulator[_Scene]):
         if scene.step_seconds:
             time.sleep(scene.step_seconds)
         scene.agent = np.clip(scene.agent + self.config.max_step * action, -HALF_WIDTH, HALF_WIDTH)
-        distances = [np.linalg.norm(scene.agent - goal) for goal in scene.goals]
-        scene.went_to_other |= bool(distances[1 - scene.target] <= radius)
-        return bool(distances[scene.target] <= radius)
+        scene.went_to_other |= self.instead(s) is not None
+        return bool(np.linalg.norm(scene.agent - scene.goals[scene.target]) <= radius)
+
+    def instead(self, s: Running[_Scene]) -> str | None:
+        """The other goal's task, in whose spot the agent is."""
+        other = 1 - s.state.target
+        distance = np.linalg.norm(s.state.agent - s.state.goals[other])
+        return self.tasks[other].task_id if distance <= self.config.success_radius else None
 
     def failure(self, s: Running[_Scene]) -> str:
         return "wrong_object" if s.state.went_to_other else "never_reached"

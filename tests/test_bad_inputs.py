@@ -365,6 +365,10 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
     ("phases=[eval_rl]", ("phases has eval_rl", "put rl before it")),
     # what belongs together
     (
+        "algorithm=ppo_memory algorithm.memory.hindsight=true tasks=[reach_red]",
+        ("algorithm.memory.hindsight", "reach_red"),
+    ),
+    (
         "algorithm=grpo rl.group_size=1 rl.dynamic_sampling=false",
         ("rl.group_size=1", "rl.group_size=8"),
     ),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 
 import numpy as np
@@ -13,6 +14,7 @@ from sim.inline import InlineEnv
 from sim.pool import ProcessPool
 from sim.toy import CAMERA, ToyConfig, ToyReach
 from vla_rl.config.episodes import EPISODE_SECONDS
+from vla_rl.data.codec import trajectory_from_state, trajectory_state
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
 from vla_rl.rollout.engine import RolloutConfig, RolloutEngine, pooled_stats
 from vla_rl.splits import stable_seed
@@ -295,6 +297,36 @@ def test_only_valid_control_steps_are_executed():
 
     result = RolloutEngine(toy(), Hesitant()).collect(episodes(4))
     assert all(t.valid[:, :3].sum() == t.valid.sum() for t in result.trajectories)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: toy(2),
+        lambda: ProcessPool(functools.partial(ToyReach, ToyConfig()), 1, 2),
+    ],
+)
+def test_the_first_other_task_that_was_solved_is_told_with_its_decision(make):
+    class Colourblind(SeeingPolicy):
+        def act(self, observation, **kwargs):
+            red = ("reach the red goal",) * len(observation)
+            return super().act(dataclasses.replace(observation, instruction=red), **kwargs)
+
+    with make() as env:
+        result = RolloutEngine(env, Colourblind(noise=0.0)).collect(episodes(8))
+    for t in result.trajectories:
+        assert t.success == (t.episode.task_id == "reach_red")
+        assert (t.instead is None) == t.success
+        if t.instead is None:
+            continue
+        assert (t.instead.task_id, t.instead.instruction) == ("reach_red", "reach the red goal")
+        after = torch.cat([t.observations.proprio[1:], t.final_observation.proprio])
+        goal = t.observations.privileged[0, 2:4]
+        there = (after - goal).norm(dim=1) <= ToyConfig().success_radius
+        # (an agent that stays is there at the end of the decision in which it came)
+        assert t.instead.decisions == 1 + int(there.nonzero()[0])
+        same = trajectory_from_state(trajectory_state(t))
+        assert same.instead == t.instead
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from vla_rl.algorithms.success_memory import SuccessMemory
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import AugmentConfig, MemoryConfig
 from vla_rl.errors import ConfigError
+from vla_rl.specs import Instead
 from vla_rl.storage import load_state, save_state
 from vla_rl.types import EpisodeSpec, Observation
 
@@ -85,6 +86,25 @@ def test_the_newest_successes_of_each_task_are_kept():
     assert set(drawn(memory)) == {1.0, 3.0}
     memory.add(batch(of_task("a", 4, True), of_task("a", 5, True)))
     assert set(drawn(memory)) == {3.0, 4.0, 5.0}  # the oldest of a's three had to go
+
+
+def test_in_hindsight_a_failure_is_the_success_of_what_it_did_instead():
+    blue = Instead("blue", "reach the blue goal", decisions=2)
+    taken = dataclasses.replace(of_task("red", 1, False, 5), instead=blue)
+    nobody_asks = dataclasses.replace(taken, instead=Instead("kept out", "reach it", 2))
+    on_the_way = dataclasses.replace(of_task("red", 2, True, 3), instead=blue)
+    told = batch(taken, nobody_asks, on_the_way, of_task("blue", 3, False))
+    plain, memory = made(settings()), made(settings(hindsight=True))
+    assert plain.update(told, learn=False) == {"memory/episodes": 1.0, "memory/updates": 0.0}
+    assert memory.update(told, learn=False) == {
+        "memory/episodes": 2.0,
+        "memory/updates": 0.0,
+        "memory/instead": 1.0,
+    }
+    ((kept,), (own,)) = memory.episodes["blue"], memory.episodes["red"]
+    assert len(kept) == 2 and kept.observations.instruction == (blue.instruction,) * 2
+    assert torch.equal(kept.actions, taken.actions[:2]) and kept.own.all()
+    assert len(own) == 3 and own.observations.instruction == ("go",) * 3
 
 
 def test_every_decision_is_as_likely_but_for_first_ones():

@@ -17,7 +17,7 @@ from sim.tabletop.tasks import OBJECTS, PRIVILEGED_DIM, SCENES, STAGES, TASKS, p
 from vla_rl import splits
 from vla_rl.errors import ConfigError, MissingDependency
 from vla_rl.interfaces import Simulator
-from vla_rl.specs import EpisodeSpec
+from vla_rl.specs import EpisodeSpec, Instead
 
 real_sim = pytest.mark.real_sim
 SIZE = 24
@@ -288,7 +288,7 @@ def test_an_episode_that_fails_says_how(
     """Experts whose actions are changed, by how high they have lifted (m)."""
     simulator.start(0, EpisodeSpec(task, 1))
     demonstrator, target, highest = simulator.demonstrator(expert), TASKS[expert].target, 0.0
-    rest = simulator.state(0).position(target)[2]
+    rest, instead = simulator.state(0).position(target)[2], None
     while True:
         view = simulator.state(0)
         highest = max(highest, view.position(target)[2] - rest)
@@ -296,7 +296,10 @@ def test_an_episode_that_fails_says_how(
         if step.terminated or step.truncated:
             break
         assert step.failure == ""
+        instead = instead or step.instead
     assert not step.success and step.failure == kind
+    solved = Instead("lift_green", TASKS["lift_green"].spec.instructions[0])
+    assert instead == (solved if kind == "wrong_object" else None)
 
 
 @real_sim

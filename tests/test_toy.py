@@ -9,7 +9,7 @@ from sim.simple import SimpleSimulator
 from sim.toy import CAMERA, FAULTS, ToyConfig, ToyReach
 from vla_rl import splits
 from vla_rl.errors import ConfigError, UserError
-from vla_rl.specs import EpisodeSpec
+from vla_rl.specs import EpisodeSpec, Instead
 
 
 def run_episode(simulator: ToyReach, episode: EpisodeSpec, choose) -> tuple[bool, int]:
@@ -68,6 +68,12 @@ def test_reaching_the_other_colour_earns_nothing():
         other.start(0, EpisodeSpec("reach_blue", i))
         step = simulator.step(0, other.oracle(0, 10))
         assert not step.success and not step.rewards.any()
+        for _ in range(8):
+            if step.instead:
+                break
+            other.step(0, other.oracle(0, 10))
+            step = simulator.step(0, other.oracle(0, 10))
+        assert step.instead == Instead("reach_blue", "reach the blue goal")
 
 
 def test_only_the_instruction_tells_which_goal_is_meant():
@@ -158,6 +164,20 @@ def test_a_failure_that_is_none_is_refused(failure, horizon):
         with pytest.raises(
             UserError, match=f"'reach_red'.*success=True.*{failure}.*leave it empty.*never_reached"
         ):
+            env.poll()
+
+
+def test_what_was_solved_instead_is_another_task():
+    class Odd(ToyReach):
+        def step(self, slot, actions):
+            own = Instead("reach_red", "reach the red goal")
+            return dataclasses.replace(super().step(slot, actions), instead=own)
+
+    with InlineEnv(Odd()) as env:
+        env.start(0, EpisodeSpec("reach_red", 0))
+        env.poll()
+        env.step(0, np.zeros((1, 2), dtype=np.float32))
+        with pytest.raises(UserError, match=r"'reach_red' solved that task instead.*success"):
             env.poll()
 
 

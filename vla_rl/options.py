@@ -234,6 +234,7 @@ class PolicyClass:
 class EnvClass:
     # {name: `vla_rl.specs.Perturbation`}
     perturbations: Mapping[str, Any] = field(default_factory=dict)
+    tells_instead: bool = False  # `vla_rl.specs.SlotStep.instead`
 
 
 @dataclass(frozen=True)

@@ -344,6 +344,16 @@ class SlotObservation:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """Another task of the same env that an episode solved on its way: its id, the instruction that
+    asks for it, and after how many decisions of the episode (0: not counted yet)."""
+
+    task_id: str
+    instruction: str
+    decisions: int = 0
+
+
+@dataclass(frozen=True)
 class SlotStep:
     """Result of one executed chunk in one slot.
 
@@ -357,6 +367,8 @@ class SlotStep:
     person chose (None: nothing). A takeover in mid-chunk ends the chunk: the policy is asked again
     when it has the robot back. ``label_source`` says who judged how the episode ended: "env", or
     for example "operator".
+
+    ``instead`` is another task that was solved in this chunk, in a simulator that can tell.
     """
 
     observation: SlotObservation
@@ -369,6 +381,7 @@ class SlotStep:
     sent: np.ndarray | None = None
     human: np.ndarray | None = None
     label_source: str = "env"
+    instead: Instead | None = None
 
 
 @dataclass(frozen=True)

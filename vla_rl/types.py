@@ -24,6 +24,7 @@ from vla_rl.specs import (
     CameraSpec,
     EmbodimentSpec,
     EpisodeSpec,
+    Instead,
     SlotEvent,
     SlotObservation,
     SlotStep,
@@ -205,6 +206,8 @@ class Trajectory:
     ``actions`` went to the robot, ``proposed`` is what the policy, or in steps of a person that
     one, asked for (None: not kept); the two differ where noise was put on a demonstration, a gate
     stepped in, or the bounds clipped. What was never executed repeats the proposal.
+
+    ``instead`` is the first other task that it solved (None: none, or nobody can tell).
     """
 
     episode: EpisodeSpec
@@ -225,6 +228,7 @@ class Trajectory:
     proposed: Float32[Tensor, "t h a"] | None = None
     label_source: str = "env"
     decision_version: Int64[Tensor, "t"] | None = None
+    instead: Instead | None = None
     # what fetches images and replay where they lie elsewhere, and are missing here: it has
     # ``fetch() -> Trajectory``
     payload: Any = None
@@ -374,6 +378,7 @@ class RolloutBatch:
     policy_version: Int64[Tensor, "m"]
     episodes: tuple[EpisodeSpec, ...]
     is_human: Bool[Tensor, "n h"]
+    instead: tuple[Instead | None, ...]
     held: Held | None = None
 
     @property
@@ -423,6 +428,7 @@ class RolloutBatch:
             is_human=torch.cat(
                 [torch.zeros_like(t.valid) if t.is_human is None else t.is_human for t in ts]
             ),
+            instead=tuple(t.instead for t in ts),
         )
 
 

@@ -20,13 +20,29 @@ import numpy as np
 
 from sim.failures import FailureTracker
 from sim.gl import ensure_backend, free_context, make_context
-from sim.slots import checked_actions, instruction, lasting, running, task_named, time_limit
+from sim.slots import (
+    checked_actions,
+    in_words,
+    instruction,
+    lasting,
+    running,
+    task_named,
+    time_limit,
+)
 from sim.tabletop.demonstrator import Demonstrator, make_demonstrator
 from sim.tabletop.tasks import PRIVILEGED_DIM, SCENES, TASKS, Task, place_objects
 from vla_rl import splits
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import require_packages
-from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
+from vla_rl.specs import (
+    CameraSpec,
+    EmbodimentSpec,
+    EpisodeSpec,
+    Instead,
+    Mirror,
+    SlotObservation,
+    SlotStep,
+)
 
 if TYPE_CHECKING:
     import mujoco
@@ -80,6 +96,8 @@ class TabletopConfig(Bounded, place="env"):
 class TabletopSimulator:
     """See the module's text. Scenes are compiled when their first episode starts."""
 
+    tells_instead = True
+
     def __init__(self, config: TabletopConfig) -> None:
         from sim.tabletop import backend
 
@@ -107,7 +125,7 @@ class TabletopSimulator:
         task = task_named(self._task, episode.task_id)
         scene = self._scene(task.scene)
         s = self._slots.setdefault(slot, _Slot())
-        s.begin(task, episode, scene)
+        s.begin(task, episode, scene, [t for t in self._task.values() if t.scene == task.scene])
         scene.restore(s.data(scene), s.control, self.initial_state(episode))
         s.tracker = scene.judge.tracker(task, s.data(scene))
         return self.observe(slot)
@@ -120,7 +138,7 @@ class TabletopSimulator:
         scaled = np.clip(actions / self._half_range, -1.0, 1.0)
         rewards = np.zeros(len(actions), dtype=np.float32)
         horizon = self._horizon[s.task.task_id]
-        executed, data = 0, s.data(s.scene)
+        executed, data, instead = 0, s.data(s.scene), None
         for row in scaled:
             if self.config.action_noise:
                 row = np.clip(
@@ -130,17 +148,25 @@ class TabletopSimulator:
             s.elapsed += 1
             executed += 1
             s.tracker.update(opening=row[-1] < 0.0)
-            s.held = s.held + 1 if s.scene.judge.success(s.task, data) else 0
-            if s.held >= self.config.success_hold:
+            solved = s.solved(self.config.success_hold)
+            if s.task.task_id in solved:
                 s.success = True
                 rewards[executed - 1] = 1.0
+            instead = instead or self._instead(s, solved)
             if s.success or s.elapsed >= horizon:
                 break
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated else ""
         return SlotStep(
-            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
+            self.observe(slot),
+            rewards,
+            executed,
+            s.success,
+            truncated,
+            s.success,
+            failure,
+            instead=instead,
         )
 
     def close(self) -> None:
@@ -173,6 +199,13 @@ class TabletopSimulator:
         """Positions that the scripted experts read (`sim.tabletop.backend.SceneView`)."""
         s = running(self._slots, slot, over=True)
         return s.scene.view(s.data(s.scene))
+
+    def _instead(self, s: _Slot, solved: Iterable[str]) -> Instead | None:
+        """The first of ``solved`` that the episode was not about, within that one's time."""
+        for task_id in solved:
+            if task_id != s.task.task_id and s.elapsed <= self._horizon[task_id]:
+                return in_words(self.tasks, task_id, s.episode)
+        return None
 
     def _scene(self, name: str) -> Any:
         if name not in self._scenes:
@@ -232,14 +265,24 @@ class _Slot:
         self.control: Any = None
         self.tracker: FailureTracker  # once the scene is put into the episode's state
 
-    def begin(self, task: Task, episode: EpisodeSpec, scene: Any) -> None:
+    def begin(self, task: Task, episode: EpisodeSpec, scene: Any, tasks: Iterable[Task]) -> None:
+        """``tasks``: all that the scene is used for."""
         self.task, self.episode, self.scene = task, episode, scene
         self.control = scene.new_control_state()
-        self.elapsed = self.held = 0
+        self.elapsed = 0
+        self._held = dict.fromkeys(tasks, 0)  # successful control steps in a row
         self.success = self.over = False
         self.noise = np.random.Generator(
             np.random.PCG64(splits.stable_seed("action_noise", episode.seed))
         )
+
+    def solved(self, hold: int) -> list[str]:
+        """Ids of the scene's tasks that have been solved for ``hold`` control steps in a row;
+        call it once after each."""
+        data = self.data(self.scene)
+        for task, steps in self._held.items():
+            self._held[task] = steps + 1 if self.scene.judge.success(task, data) else 0
+        return [task.task_id for task, steps in self._held.items() if steps >= hold]
 
     def data(self, scene: Any) -> mujoco.MjData:
         if scene.name not in self._data:

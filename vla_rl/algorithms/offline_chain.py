@@ -309,4 +309,5 @@ def _as_batch(outputs: list[PolicyOutput], seen: Observation) -> RolloutBatch:
         policy_version=torch.zeros(n, dtype=torch.long),
         episodes=(EpisodeSpec("", 0),) * n,
         is_human=torch.zeros_like(valid),
+        instead=(None,) * n,
     )

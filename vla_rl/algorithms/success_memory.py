@@ -8,6 +8,7 @@ successful episodes; expert iteration: Anthony et al. 2017, arXiv 1705.08439).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -71,21 +72,33 @@ class SuccessMemory:
     def update(self, batch: RolloutBatch, learn: bool = True) -> dict[str, float]:
         """Keep what succeeded in a batch, and imitate what is kept. Returns metrics
         ``memory/…``."""
-        self.add(batch)
-        return self.learn() if learn else self._figures([])
+        instead = float(self.add(batch))
+        metrics = self.learn() if learn else self._figures([])
+        return metrics | ({"memory/instead": instead} if self.config.hindsight else {})
 
-    def add(self, batch: RolloutBatch) -> None:
-        """Keep the whole successful episodes of a batch; the oldest of their tasks make room. (One
-        that began in the middle shows an end that is known already, and its first decision is not
-        an episode's.)"""
-        for at in torch.nonzero(batch.success).flatten().tolist():
-            if batch.episodes[at].lead:
+    def add(self, batch: RolloutBatch) -> int:
+        """Keep the whole successful episodes of a batch, and with ``hindsight`` what others did
+        instead, where that is a task of the batch too and so not one that is kept out; the oldest
+        of their tasks make room. (One that began in the middle shows an end that is known already,
+        and its first decision is not an episode's.) Returns how many did something else."""
+        practised, instead = {episode.task_id for episode in batch.episodes}, 0
+        for at, episode in enumerate(batch.episodes):
+            success = bool(batch.success[at])
+            other = batch.instead[at] if self.config.hindsight and not success else None
+            if other and other.task_id not in practised:
+                other = None
+            if episode.lead or not (success or other):
                 continue
-            rows = torch.arange(int(batch.starts[at]), int(batch.last[at]) + 1)
+            decisions = other.decisions if other else int(batch.lengths[at])
+            rows = torch.arange(decisions) + int(batch.starts[at])
             seen = batch.observations[rows].without_privileged().to("cpu")
+            if other:
+                seen = dataclasses.replace(seen, instruction=(other.instruction,) * decisions)
+                instead += 1
             own = ~batch.is_human[rows].any(1).cpu()
             kept = DecisionSamples(seen, batch.actions[rows].cpu(), batch.valid[rows].cpu(), own)
-            self.episodes[batch.episodes[at].task_id].append(kept)
+            self.episodes[(other or episode).task_id].append(kept)
+        return instead
 
     def learn(self) -> dict[str, float]:
         """``config.updates`` steps of imitation; none where there is nothing yet. Returns metrics

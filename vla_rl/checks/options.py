@@ -22,6 +22,7 @@ from vla_rl.options import (
     ActorOptions,
     AlgorithmClass,
     AlgorithmOptions,
+    EnvClass,
     EnvOptions,
     PolicyOptions,
     methods,
@@ -80,8 +81,25 @@ def check_run(config: RunConfig) -> None:
             "would be learned. Set rl.group_size=8 (at least 2; rl.episodes_per_iteration must be "
             "a multiple of it), or algorithm.advantage=gae"
         )
+    if algorithm.memory is not None and algorithm.memory.episodes and algorithm.memory.hindsight:
+        _check_hindsight(config)
     check_demonstrations(config, has_data(config))
     check_fallback(config)
+
+
+def _check_hindsight(config: RunConfig) -> None:
+    """Raise `ConfigError` where nobody says which other task was solved, or there is none."""
+    env = build.implementation("env", config.env_type)
+    if not view(env, EnvClass).tells_instead:
+        raise ConfigError(
+            f"algorithm.memory.hindsight needs an env that tells which other task was solved, and "
+            f"env={config.env_type} does not: use algorithm.memory.hindsight=false"
+        )
+    if len(config.tasks) == 1:
+        raise ConfigError(
+            f"algorithm.memory.hindsight needs other tasks, and tasks={config.tasks} has none: use "
+            "algorithm.memory.hindsight=false"
+        )
 
 
 def _check_actor(config: RunConfig) -> None:

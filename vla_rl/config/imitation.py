@@ -103,6 +103,10 @@ class MemoryConfig(Bounded, place="algorithm.memory"):
     some; ``first_share`` more of them are an episode's first decision. In each iteration the
     learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so
     that the policy that acts next has settled (`docs/explanation/ppo.md`).
+
+    With ``hindsight`` a failure that solved another task of the env is kept as that one's success,
+    up to there and with its instruction (hindsight experience replay, Andrychowicz et al. 2017,
+    arXiv 1707.01495, with instructions as goals); for envs that can tell.
     """
 
     # newest successes of each task that are kept; 0: no memory
@@ -118,6 +122,8 @@ class MemoryConfig(Bounded, place="algorithm.memory"):
     demonstration_share: float = bound(0.5, ge=0, le=1)
     # share of a batch that is added as first decisions of episodes
     first_share: float = bound(0.25, ge=0, le=1)
+    # keep what was done instead, under the instruction that asks for it
+    hindsight: bool = False
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from vla_rl.specs import Instead
 from vla_rl.types import EpisodeSpec, Observation, Trajectory
 
 
@@ -31,6 +32,8 @@ def trajectory_state(trajectory: Trajectory) -> dict[str, Any]:
     state = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
     del state["payload"]
     state["episode"] = dataclasses.asdict(trajectory.episode)
+    if trajectory.instead is not None:
+        state["instead"] = dataclasses.asdict(trajectory.instead)
     for name in ("observations", "final_observation"):
         state[name] = observation_state(state[name])
     return state
@@ -40,6 +43,8 @@ def trajectory_from_state(state: Mapping[str, Any]) -> Trajectory:
     """Inverse of `trajectory_state`; states of before a field was added get its default."""
     values = dict(state)
     values["episode"] = EpisodeSpec(**state["episode"])
+    if state.get("instead") is not None:
+        values["instead"] = Instead(**state["instead"])
     for name in ("observations", "final_observation"):
         values[name] = observation_from_state(state[name])
     return Trajectory(**values)

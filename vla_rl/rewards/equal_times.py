@@ -67,6 +67,7 @@ def cut_at(trajectory: Trajectory, time: int) -> Trajectory:
         truncated=True,
         success=False,
         failure="",
+        instead=None,
         **rows_before,
     )
 

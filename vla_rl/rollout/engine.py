@@ -470,4 +470,12 @@ def _trajectory(episode: _Episode, spec: EmbodimentSpec) -> Trajectory:
         failure=last.failure,
         proposed=proposed,
         label_source=last.label_source,
+        instead=next(
+            (
+                dataclasses.replace(step.instead, decisions=decision)
+                for decision, step in enumerate(episode.steps, 1)
+                if step.instead is not None
+            ),
+            None,
+        ),
     )
