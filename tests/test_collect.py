@@ -10,6 +10,8 @@ import json
 import sys
 from functools import partial
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from collect_workers import double
@@ -23,7 +25,8 @@ from vla_rl.checks import preflight
 from vla_rl.config import compose
 from vla_rl.config.run import CollectConfig
 from vla_rl.data.collect import collect_demonstrations
-from vla_rl.data.lerobot_format import BY_BASE
+from vla_rl.data.demonstrations import DemonstrationDataset
+from vla_rl.data.lerobot_format import BY_BASE, SENT_KEY
 from vla_rl.data.lerobot_reader import load_demonstrations
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import ConfigError, MissingDependency, MissingPackage, UserError
@@ -222,6 +225,35 @@ def test_successes_of_a_policy_become_demonstrations_and_the_smoothest_are_kept(
         for t in first_six
     )
     assert sorted(e.init_state_id for e in dataset.episodes) == sorted(i for _, i in jerks[:3])
+
+
+def test_a_disturbed_policy_is_labelled_with_what_it_asked_for(tmp_path):
+    env = InlineEnv(toy.ToyReach(toy.ToyConfig(success_radius=0.3)), num_slots=4)
+
+    def written(name: str, **options) -> tuple[DemonstrationDataset, np.ndarray]:
+        config = CollectConfig(episodes_per_task=30, policy="there", **options)
+        collect_with_policy(
+            env,
+            Towards(),
+            env.tasks[:1],
+            config,
+            seed=0,
+            dataset=partial(DemonstrationWriter, tmp_path / name),
+            progress=lambda *_, **__: None,
+        )
+        rows = pq.read_table(next((tmp_path / name / "data").rglob("*.parquet")))
+        sent = np.array(rows[SENT_KEY].to_pylist())
+        return load_demonstrations(tmp_path / name, env.embodiment), sent
+
+    (clean, same), (noisy, sent) = written("clean"), written("noisy", policy_noise=0.2)
+    np.testing.assert_allclose(same, clean.actions, atol=1e-6)
+    asked = noisy.actions.numpy()
+    spread = (sent - asked)[(np.abs(sent) < 0.99) & (np.abs(asked) < 0.99)]
+    assert len(spread) > 40 and 0.15 < spread.std() < 0.25 and np.abs(spread.mean()) < 0.06
+    # the same steps, from where the noise brought it
+    assert {*np.round(asked[:, 0], 3)} <= {*np.round(clean.actions[:, 0].numpy(), 3)}
+    with pytest.raises(ConfigError, match=r"collect.policy_noise=0.2.*collect.policy=FOLDER"):
+        CollectConfig(policy_noise=0.2)
 
 
 class Corrected(Towards):

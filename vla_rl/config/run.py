@@ -48,6 +48,9 @@ class CollectConfig(Bounded, place="collect"):
     oversample: float = bound(1.0, ge=1, hint="successes per one that is kept")
     # that policy samples its actions instead of taking the likeliest
     sample: bool = False
+    # std of the noise on what that policy's actions are executed with, as a share of the half-range;
+    # the labels stay clean
+    policy_noise: float = bound(0.0, ge=0)
     # share of the time limit in which the policy beneath that of collect.policy acts first; 0:
     # never
     base_share: float = bound(0.0, ge=0, le=1, hint="a share of the time limit; 0: never")
@@ -58,6 +61,11 @@ class CollectConfig(Bounded, place="collect"):
             raise ConfigError(
                 f"collect.base_share={self.base_share} lets the policy beneath that of "
                 "collect.policy act first: name its checkpoint with collect.policy=FOLDER"
+            )
+        if self.policy_noise and not self.policy:
+            raise ConfigError(
+                f"collect.policy_noise={self.policy_noise} disturbs what collect.policy does: name "
+                "its checkpoint with collect.policy=FOLDER (collect.action_noise is the experts')"
             )
 
 

@@ -66,3 +66,43 @@ class Stepwise(RememberingPolicy):
         left = [dataclasses.replace(queue, actions=queue.actions[1:]) for queue in queues]
         chunk, log_prob = ActionChunk.whole(actions), actions.new_zeros(len(actions))
         return PolicyOutput(chunk, log_prob, replay={}, memory=left)
+
+
+ASKED = "asked"
+"""In a replay, [b 1 a]: what a policy asked for, where `Disturbed` had something else executed."""
+
+
+class Disturbed(RememberingPolicy):
+    """Control steps of another (`Stepwise`) with Gaussian noise of ``noise`` half-ranges on what is
+    executed: it then shows how it finds back (DART, Laskey et al. 2017, arXiv 1703.09327)."""
+
+    chunk_length = 1
+
+    def __init__(self, policy: RememberingPolicy, noise: float) -> None:
+        self.policy, self.embodiment = policy, policy.embodiment
+        low, high = (
+            torch.tensor(x) for x in (self.embodiment.action_low, self.embodiment.action_high)
+        )
+        self._spread = noise * (high - low) / 2.0
+
+    def initial_memory(self) -> Any:
+        return self.policy.initial_memory()
+
+    def act(
+        self,
+        observation: Observation,
+        *,
+        deterministic: bool = False,
+        seeds: Sequence[int] | None = None,
+        memory: Sequence[Any] | None = None,
+    ) -> PolicyOutput:
+        """The other's control step [b 1 a], disturbed; ``replay`` has it as it was `ASKED`."""
+        out = self.policy.act(observation, deterministic=deterministic, seeds=seeds, memory=memory)
+        asked = out.chunk.actions
+        drawn = [
+            torch.randn(asked.shape[1:], generator=torch.Generator().manual_seed(seed))
+            for seed in (range(len(asked)) if seeds is None else seeds)
+        ]
+        noisy = asked + (torch.stack(drawn) * self._spread).to(asked)
+        chunk = ActionChunk(noisy, out.chunk.valid)
+        return dataclasses.replace(out, chunk=chunk, replay=out.replay | {ASKED: asked})

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vla_rl.config.run import CollectConfig
 from vla_rl.data.lerobot_format import BY_BASE, SENT_KEY
 from vla_rl.data.lerobot_writer import DemonstrationWriter
 from vla_rl.errors import UserError
 from vla_rl.evaluation.outcome import mean_jerk
-from vla_rl.interfaces import Env, Policy
+from vla_rl.interfaces import Env, Policy, RememberingPolicy
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.rollout.handover import Handover
-from vla_rl.rollout.stepwise import Stepwise
+from vla_rl.rollout.stepwise import ASKED, Disturbed, Stepwise
 from vla_rl.splits import stable_seed
 from vla_rl.types import EmbodimentSpec, EpisodeSpec, TaskSpec, Trajectory
 
@@ -63,7 +66,7 @@ def collect_with_policy(
             for trajectory in sorted(
                 _smoothest(found, wanted, env.embodiment), key=lambda t: t.episode.init_state_id
             ):
-                _write(writer, trajectory)
+                _write(writer, trajectory, _labels(trajectory, env.embodiment))
                 counts["episodes"] += 1
                 counts["control_steps"] += len(trajectory)
                 progress(counts["episodes"], success=f"{len(found)}/{tried}")
@@ -71,10 +74,22 @@ def collect_with_policy(
 
 
 def _acting(policy: Any, config: CollectConfig, task: TaskSpec) -> Policy:
-    """The policy one control step at a time; with ``base_share`` after the one beneath it."""
-    if not config.base_share:
-        return Stepwise(policy)
-    return Handover(policy.beneath(), policy, round(config.base_share * task.horizon))
+    """The policy one control step at a time; with ``base_share`` after the one beneath it, with
+    ``policy_noise`` disturbed."""
+    steps: RememberingPolicy = (
+        Handover(policy.beneath(), policy, round(config.base_share * task.horizon))
+        if config.base_share
+        else Stepwise(policy)
+    )
+    return Disturbed(steps, config.policy_noise) if config.policy_noise else steps
+
+
+def _labels(trajectory: Trajectory, spec: EmbodimentSpec) -> Tensor:
+    """What the policy asked for in each control step [t a], within the bounds."""
+    asked = trajectory.replay.get(ASKED)
+    if asked is None:
+        return trajectory.actions[:, 0]
+    return asked[:, 0].clamp(torch.tensor(spec.action_low), torch.tensor(spec.action_high))
 
 
 def _successes(
@@ -111,10 +126,10 @@ def _episode(task: TaskSpec, seed: int, index: int) -> EpisodeSpec:
 
 def _smoothest(found: Sequence[Trajectory], count: int, spec: EmbodimentSpec) -> list[Trajectory]:
     """The ``count`` of smallest mean jerk."""
-    return sorted(found, key=lambda t: mean_jerk(t.actions[:, 0].numpy(), spec) or 0.0)[:count]
+    return sorted(found, key=lambda t: mean_jerk(_labels(t, spec).numpy(), spec) or 0.0)[:count]
 
 
-def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
+def _write(writer: DemonstrationWriter, trajectory: Trajectory, labels: Tensor) -> None:
     seen = trajectory.observations
     extra = {SENT_KEY: trajectory.actions[:, 0].numpy()}
     if BY_BASE in trajectory.replay:
@@ -122,7 +137,7 @@ def _write(writer: DemonstrationWriter, trajectory: Trajectory) -> None:
     writer.add_episode(
         {name: images.numpy() for name, images in seen.images.items()},
         seen.proprio.numpy(),
-        trajectory.actions[:, 0].numpy(),
+        labels.numpy(),
         seen.instruction[0],
         success=trajectory.success,
         task_id=trajectory.episode.task_id,
