@@ -369,10 +369,6 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
         ("algorithm.memory.hindsight", "reach_red"),
     ),
     (
-        "algorithm=ppo_memory algorithm.memory.reuse=4 policy=openvla",
-        ("algorithm.memory.reuse=4", "openvla", "algorithm.memory.reuse=1"),
-    ),
-    (
         "algorithm=grpo rl.group_size=1 rl.dynamic_sampling=false",
         ("rl.group_size=1", "rl.group_size=8"),
     ),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
 
 import pytest
 import test_ppo
@@ -153,47 +152,11 @@ def test_it_imitates_as_often_as_asked_and_nothing_where_there_is_nothing():
     assert policy.action.item() == pytest.approx(0.7, abs=0.05) and metrics["memory/loss"] > 0
 
 
-class Encoded(Constant):
-    """Its pictures' features are its proprioception."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoded: list[float] = []
-
-    def frame_features(self, observation):
-        self.encoded += observation.proprio[:, 0].tolist()
-        return {"visual": observation.proprio}
-
-    def hold_features(self):
-        pass
-
-    def imitation_loss(self, observation, actions, valid, features=None):
-        assert not observation.images and torch.equal(features["visual"], observation.proprio)
-        return super().imitation_loss(observation, actions, valid)
-
-
-def test_updates_share_what_was_encoded():
-    long = of_task("a", 0, True, 1000)
-    seen = dataclasses.replace(long.observations, proprio=torch.arange(1000.0)[:, None])
-    policy = Encoded()
-    memory = made(settings(updates=5, reuse=2), policy)
-    memory.add(batch(dataclasses.replace(long, observations=seen)))
-    assert memory.learn()["memory/updates"] == 5.0
-    shown = [rows.tolist() for rows in policy.seen]
-    assert [len(rows) for rows in shown] == [40] * 5 and len(policy.encoded) == 120
-    # all of them, and then again in another order
-    once, again = ([*itertools.chain(*rows)] for rows in (shown[:3], shown[3:]))
-    assert sorted(once) == sorted(policy.encoded) and once != policy.encoded
-    assert not Counter(again) - Counter(policy.encoded)
-    with pytest.raises(ConfigError, match=r"algorithm.memory.reuse=2 needs.*Constant does not"):
-        made(settings(reuse=2))
-
-
 def test_the_learning_rate_falls_anew_in_each_iteration(tmp_path):
     def rates(memory: SuccessMemory) -> list[float]:
         seen: list[float] = []
         update = memory._imitation.update
-        memory._imitation.update = lambda shown: seen.append(figures := update(shown)) or figures
+        memory._imitation.update = lambda: seen.append(figures := update()) or figures
         memory.learn()
         del memory._imitation.update
         return [figures["sft/learning_rate"] for figures in seen]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -51,43 +51,6 @@ def learning_rate_factor(update: int, warmup: int, total: int, floor: float) -> 
 
 
 # ----------------------------------------------------------------------------------------- training
-@dataclass(frozen=True)
-class Shown:
-    """Rows [b] as the policy is shown them; see `Sampler`. ``features``: its `frame_features` of
-    them, where they were encoded before; then there are no images."""
-
-    observation: Observation
-    actions: Tensor
-    valid: Tensor
-    own: Tensor | None
-    features: dict[str, Tensor] | None = None
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-    def __getitem__(self, rows: slice | Tensor) -> Shown:
-        return Shown(
-            self.observation[rows],
-            self.actions[rows],
-            self.valid[rows],
-            None if self.own is None else self.own[rows],
-            None if self.features is None else {k: x[rows] for k, x in self.features.items()},
-        )
-
-    @staticmethod
-    def cat(parts: Sequence[Shown]) -> Shown:
-        """One after the other. All of them have ``own`` and ``features``, or none has."""
-        own = [part.own for part in parts if part.own is not None]
-        features = [part.features for part in parts if part.features is not None]
-        return Shown(
-            Observation.cat([part.observation for part in parts]),
-            torch.cat([part.actions for part in parts]),
-            torch.cat([part.valid for part in parts]),
-            torch.cat(own) if own else None,
-            {k: torch.cat([f[k] for f in features]) for k in features[0]} if features else None,
-        )
-
-
 class Imitation:
     """Trains a policy by its imitation loss from a `Sampler`, one `update` at a time.
 
@@ -119,10 +82,15 @@ class Imitation:
         self.generator = torch.Generator().manual_seed(config.seed)
         self.updates = 0
 
-    def shown(self) -> Shown:
-        """What the next update shows: drawn, mirrored and augmented. Of several ranks, this one's
-        share."""
-        config = self.config
+    def update(self) -> dict[str, float]:
+        """One optimiser step. Returns metrics ``sft/…`` (``docs/reference/metrics.md``). Raises
+        `TrainingDiverged`."""
+        config, device = self.config, self.parameters[0].device
+        factor = learning_rate_factor(
+            self.updates, config.warmup_updates, config.updates, config.min_learning_rate_fraction
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor
         observation, actions, valid, own, rank = self._drawn()
         if config.augment.mirror:
             turned = rank.of(torch.rand(rank.count, generator=self.generator))
@@ -131,38 +99,27 @@ class Imitation:
             own = None if own is None else own & ~turned
         actions = self.policy.targets(observation, actions)
         observation = augment(observation, config.augment, self.generator, rank)
-        return Shown(observation, actions, valid, own)
-
-    def update(self, shown: Shown | None = None) -> dict[str, float]:
-        """One optimiser step on ``shown`` (None: on what is drawn now). Returns metrics ``sft/…``
-        (``docs/reference/metrics.md``). Raises `TrainingDiverged`."""
-        config, device = self.config, self.parameters[0].device
-        factor = learning_rate_factor(
-            self.updates, config.warmup_updates, config.updates, config.min_learning_rate_fraction
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
-        shown = self.shown() if shown is None else shown
         sums: dict[str, float] = defaultdict(float)
         total = torch.zeros((), device=device)
-        weight_sum = self.ranks.sum(shown.valid.sum()).clamp(min=1)
+        weight_sum = self.ranks.sum(valid.sum()).clamp(min=1)
         autocast = config.autocast and device.type == "cuda"
-        for rows in torch.arange(len(shown)).split(config.micro_batch_size or len(shown)):
-            part = shown[slice(int(rows[0]), int(rows[-1]) + 1)]
+        for rows in torch.arange(len(observation)).split(
+            config.micro_batch_size or len(observation)
+        ):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
             with (
                 torch.autocast("cuda", dtype=torch.bfloat16)
                 if autocast
                 else contextlib.nullcontext()
             ):
                 loss, metrics = self.policy.imitation_loss(
-                    part.observation.to(device),
-                    part.actions.to(device),
-                    part.valid.to(device),
-                    **({} if part.own is None else {"own": part.own.to(device)}),
-                    **({} if part.features is None else {"features": part.features}),
+                    observation[part].to(device),
+                    actions[part].to(device),
+                    valid[part].to(device),
+                    **({} if own is None else {"own": own[part].to(device)}),
                 )
             # a policy's loss is a mean over valid control steps
-            share = part.valid.sum() / weight_sum
+            share = valid[part].sum() / weight_sum
             (loss * share.to(device)).backward()
             total = total + loss.detach() * share.to(device)
             for name, x in metrics.items():

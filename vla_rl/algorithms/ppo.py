@@ -100,8 +100,6 @@ class PPO(OnPolicy):
         self._needs_value = entry.needs_value
         self._surrogate = Surrogate(config, policy.log_prob_axes)
         policy.prepare_for_rl()  # which may freeze parts
-        if config.memory.episodes and config.memory.reuse > 1:
-            policy.hold_features()
         trained = [p for p in policy.parameters() if p.requires_grad]
         head = {id(p) for p in policy.value_parameters()}
         if config.critic_warmup_iterations and critic is None and self._needs_value and not head:

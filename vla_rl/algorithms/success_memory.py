@@ -11,18 +11,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.imitation import Batch, DecisionSamples, Imitation, Shown
+from vla_rl.algorithms.imitation import Batch, DecisionSamples, Imitation
 from vla_rl.algorithms.optim import GuardedStep
 from vla_rl.config.algorithms import PPOConfig
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.data.demonstrations import DemonstrationDataset
-from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
 from vla_rl.ranks import Ranks
 from vla_rl.types import Observation, RolloutBatch
@@ -40,14 +39,8 @@ class SuccessMemory:
         demonstrations: Callable[[Policy], DemonstrationDataset | None],
         ranks: Ranks | None = None,
     ) -> None:
-        """Raises ConfigError for a policy without ``imitation_loss``, with nothing to train, or
-        with ``reuse`` for one that cannot learn from features that were kept."""
+        """Raises ConfigError for a policy without ``imitation_loss``, or with nothing to train."""
         self.config = config = of.memory
-        if config.reuse > 1 and "cached_features" not in Policy.of(policy).can:
-            raise ConfigError(
-                f"algorithm.memory.reuse={config.reuse} needs a policy that imitates from encoded "
-                f"pictures, and {type(policy).__name__} does not: use algorithm.memory.reuse=1"
-            )
         self.demonstrations = demonstrations(policy) if config.demonstration_share else None
         self.generator = torch.Generator().manual_seed(of.seed)
         self.episodes: dict[str, deque[DecisionSamples]] = defaultdict(
@@ -113,32 +106,8 @@ class SuccessMemory:
         if not any(self.episodes.values()) and self.demonstrations is None:
             return self._figures([])
         self._imitation.updates = 0  # the learning rate falls anew
-        losses = [self._imitation.update(shown)["sft/loss"] for shown in self._to_show()]
+        losses = [self._imitation.update()["sft/loss"] for _ in range(self.config.updates)]
         return self._figures([loss for loss in losses if math.isfinite(loss)])
-
-    def _to_show(self) -> Iterator[Shown | None]:
-        """What each update is shown (None: what it draws). With ``reuse`` that many updates share
-        what one would draw: rows are drawn and encoded beforehand, and each is shown in so many
-        updates, every time beside others."""
-        c = self.config
-        if c.reuse == 1:
-            yield from [None] * c.updates
-            return
-        pool = Shown.cat([self._encoded() for _ in range(math.ceil(c.updates / c.reuse))])
-        size = math.ceil(len(pool) / math.ceil(c.updates / c.reuse))
-        order = torch.empty(0, dtype=torch.long)
-        for _ in range(c.updates):
-            if len(order) < size:
-                order = torch.randperm(len(pool), generator=self.generator)
-            yield pool[order[:size]]
-            order = order[size:]
-
-    def _encoded(self) -> Shown:
-        shown, policy = self._imitation.shown(), self._imitation.policy
-        device = self._imitation.parameters[0].device
-        features = policy.frame_features(shown.observation.to(device))
-        seen = dataclasses.replace(shown.observation, images={})
-        return dataclasses.replace(shown, observation=seen, features=features)
 
     def _figures(self, losses: list[float]) -> dict[str, float]:
         kept = sum(len(episodes) for episodes in self.episodes.values())

@@ -17,7 +17,6 @@ from vla_rl.checks.planned import Planned
 from vla_rl.checks.rewards import check_fallback
 from vla_rl.config import RunConfig
 from vla_rl.config.algorithms import advantage_entry, advantage_of
-from vla_rl.config.imitation import MemoryConfig
 from vla_rl.errors import ConfigError
 from vla_rl.options import (
     ActorOptions,
@@ -82,25 +81,14 @@ def check_run(config: RunConfig) -> None:
             "would be learned. Set rl.group_size=8 (at least 2; rl.episodes_per_iteration must be "
             "a multiple of it), or algorithm.advantage=gae"
         )
-    if algorithm.memory is not None and algorithm.memory.episodes:
-        _check_memory(config, algorithm.memory)
+    if algorithm.memory is not None and algorithm.memory.episodes and algorithm.memory.hindsight:
+        _check_hindsight(config)
     check_demonstrations(config, has_data(config))
     check_fallback(config)
 
 
-def _check_memory(config: RunConfig, memory: MemoryConfig) -> None:
-    """Raise `ConfigError` for a policy that cannot learn from kept features, and where nobody says
-    which other task was solved, or there is none."""
-    policy = build.entry("policy", config.policy_type)
-    lacks = isinstance(policy, build.PolicyEntry) and "cached_features" not in policy.can
-    if memory.reuse > 1 and lacks and not config.given:
-        raise ConfigError(
-            f"algorithm.memory.reuse={memory.reuse} needs a policy that imitates from encoded "
-            f"pictures, and policy.type={config.policy_type} does not: use "
-            "algorithm.memory.reuse=1"
-        )
-    if not memory.hindsight:
-        return
+def _check_hindsight(config: RunConfig) -> None:
+    """Raise `ConfigError` where nobody says which other task was solved, or there is none."""
     env = build.implementation("env", config.env_type)
     if not view(env, EnvClass).tells_instead:
         raise ConfigError(

@@ -118,8 +118,6 @@ class MemoryConfig(Bounded, place="algorithm.memory"):
     # at the start of each iteration's updates
     learning_rate: float = bound(4e-4, ge=0)
     min_learning_rate_fraction: float = bound(1.0, ge=0, le=1)
-    # updates that share what one would draw, whose pictures are then encoded once; 1: none do
-    reuse: int = bound(1, ge=1)
     # share of a batch that are the run's demonstrations
     demonstration_share: float = bound(0.5, ge=0, le=1)
     # share of a batch that is added as first decisions of episodes
