@@ -60,7 +60,7 @@ def instruction(task: TaskSpec, episode: EpisodeSpec) -> str:
 
 def in_words(tasks: Iterable[TaskSpec], task_id: str, episode: EpisodeSpec) -> Instead:
     """Another task that ``episode`` has solved, asked for in the phrasing that it would have had."""
-    task = next(task for task in tasks if task.task_id == task_id)
+    task = task_named({task.task_id: task for task in tasks}, task_id)
     return Instead(task_id, instruction(task, episode))
 
 

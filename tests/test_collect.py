@@ -34,7 +34,7 @@ from vla_rl.evaluation.outcome import mean_jerk
 from vla_rl.monitoring.progress import Progress
 from vla_rl.rollout.engine import RolloutEngine
 from vla_rl.rollout.handover import Handover
-from vla_rl.rollout.stepwise import Stepwise
+from vla_rl.rollout.stepwise import Disturbed, Stepwise
 from vla_rl.run.collect_policy import collect_with_policy
 from vla_rl.run.sft_phase import phase_collect
 from vla_rl.types import ActionChunk, EpisodeSpec, PolicyOutput
@@ -252,6 +252,10 @@ def test_a_disturbed_policy_is_labelled_with_what_it_asked_for(tmp_path):
     assert len(spread) > 40 and 0.15 < spread.std() < 0.25 and np.abs(spread.mean()) < 0.06
     # the same steps, from where the noise brought it
     assert {*np.round(asked[:, 0], 3)} <= {*np.round(clean.actions[:, 0].numpy(), 3)}
+    hand = dataclasses.replace(env.embodiment, action_names=("dx", "gripper"))
+    policy = dataclasses.make_dataclass("Named", [])()
+    policy.embodiment = hand
+    assert (Disturbed(policy, 0.2)._spread > 0).tolist() == [True, False]
     with pytest.raises(ConfigError, match=r"collect.policy_noise=0.2.*collect.policy=FOLDER"):
         CollectConfig(policy_noise=0.2)
 

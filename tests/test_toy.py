@@ -177,7 +177,9 @@ def test_what_was_solved_instead_is_another_task():
         env.start(0, EpisodeSpec("reach_red", 0))
         env.poll()
         env.step(0, np.zeros((1, 2), dtype=np.float32))
-        with pytest.raises(UserError, match=r"'reach_red' solved that task instead.*success"):
+        with pytest.raises(
+            UserError, match=r"'reach_red' solved 'reach_red' instead.*reach_blue.*success"
+        ):
             env.poll()
 
 

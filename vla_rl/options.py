@@ -79,6 +79,12 @@ class _Configured:
 
 # --------------------------------------------------------------------------- options of the configs
 @dataclass(frozen=True)
+class MemoryOptions:
+    episodes: int = 0
+    hindsight: bool = False
+
+
+@dataclass(frozen=True)
 class AlgorithmOptions:
     """``algorithm.…``: what rewards, checks and advice depend on. ``virtual_best`` belongs to
     advantage=grpo."""
@@ -106,7 +112,7 @@ class AlgorithmOptions:
     # learner recomputes
     behavior_weight: str | None = None
     recompute_old_log_prob: bool = False
-    memory: Any = None  # with ``episodes``, of successes that are imitated again
+    memory: Any = None  # `MemoryOptions`, of successes that are imitated again
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from vla_rl.options import (
     AlgorithmOptions,
     EnvClass,
     EnvOptions,
+    MemoryOptions,
     PolicyOptions,
     methods,
     view,
@@ -81,7 +82,8 @@ def check_run(config: RunConfig) -> None:
             "would be learned. Set rl.group_size=8 (at least 2; rl.episodes_per_iteration must be "
             "a multiple of it), or algorithm.advantage=gae"
         )
-    if algorithm.memory is not None and algorithm.memory.episodes and algorithm.memory.hindsight:
+    memory = view(algorithm.memory, MemoryOptions)
+    if memory.episodes and memory.hindsight:
         _check_hindsight(config)
     check_demonstrations(config, has_data(config))
     check_fallback(config)
@@ -95,7 +97,7 @@ def _check_hindsight(config: RunConfig) -> None:
             f"algorithm.memory.hindsight needs an env that tells which other task was solved, and "
             f"env={config.env_type} does not: use algorithm.memory.hindsight=false"
         )
-    if len(config.tasks) == 1:
+    if len(set(config.tasks) - set(config.held_out_tasks)) == 1:
         raise ConfigError(
             f"algorithm.memory.hindsight needs other tasks, and tasks={config.tasks} has none: use "
             "algorithm.memory.hindsight=false"

@@ -48,8 +48,8 @@ class CollectConfig(Bounded, place="collect"):
     oversample: float = bound(1.0, ge=1, hint="successes per one that is kept")
     # that policy samples its actions instead of taking the likeliest
     sample: bool = False
-    # std of the noise on what that policy's actions are executed with, as a share of the half-range;
-    # the labels stay clean
+    # std of the noise on what that policy's actions are executed with, as a share of the half-range,
+    # so for relative actions; grippers are left alone and the labels stay clean
     policy_noise: float = bound(0.0, ge=0)
     # share of the time limit in which the policy beneath that of collect.policy acts first; 0:
     # never

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.interfaces import Policy, RememberingPolicy
+from vla_rl.splits import stable_seed
 from vla_rl.types import ActionChunk, Observation, PolicyOutput
 
 
@@ -74,7 +75,8 @@ ASKED = "asked"
 
 class Disturbed(RememberingPolicy):
     """Control steps of another (`Stepwise`) with Gaussian noise of ``noise`` half-ranges on what is
-    executed: it then shows how it finds back (DART, Laskey et al. 2017, arXiv 1703.09327)."""
+    executed, grippers left alone: it then shows how it finds back (DART, Laskey et al. 2017, arXiv
+    1703.09327)."""
 
     chunk_length = 1
 
@@ -83,7 +85,8 @@ class Disturbed(RememberingPolicy):
         low, high = (
             torch.tensor(x) for x in (self.embodiment.action_low, self.embodiment.action_high)
         )
-        self._spread = noise * (high - low) / 2.0
+        hand = torch.tensor(["gripper" in name for name in self.embodiment.action_names])
+        self._spread = torch.where(hand, 0.0, noise * (high - low) / 2.0)
 
     def initial_memory(self) -> Any:
         return self.policy.initial_memory()
@@ -99,10 +102,11 @@ class Disturbed(RememberingPolicy):
         """The other's control step [b 1 a], disturbed; ``replay`` has it as it was `ASKED`."""
         out = self.policy.act(observation, deterministic=deterministic, seeds=seeds, memory=memory)
         asked = out.chunk.actions
-        drawn = [
-            torch.randn(asked.shape[1:], generator=torch.Generator().manual_seed(seed))
-            for seed in (range(len(asked)) if seeds is None else seeds)
-        ]
-        noisy = asked + (torch.stack(drawn) * self._spread).to(asked)
+        if seeds is None:
+            drawn = torch.randn(asked.shape)
+        else:  # not what the policy samples by
+            own = [torch.Generator().manual_seed(stable_seed("policy_noise", s)) for s in seeds]
+            drawn = torch.stack([torch.randn(asked.shape[1:], generator=g) for g in own])
+        noisy = asked + (drawn * self._spread).to(asked)
         chunk = ActionChunk(noisy, out.chunk.valid)
         return dataclasses.replace(out, chunk=chunk, replay=out.replay | {ASKED: asked})
