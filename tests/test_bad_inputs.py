@@ -369,6 +369,10 @@ VALUES: list[tuple[str, tuple[str, ...]]] = [
         ("algorithm.memory.hindsight", "reach_red"),
     ),
     (
+        "run=so101_sim algorithm=ppo_memory algorithm.memory.hindsight=true",
+        ("env=so101 does not", "algorithm.memory.hindsight=false"),
+    ),
+    (
         "algorithm=grpo rl.group_size=1 rl.dynamic_sampling=false",
         ("rl.group_size=1", "rl.group_size=8"),
     ),

@@ -3,6 +3,7 @@ broken BDDL files."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pickle
@@ -96,6 +97,36 @@ def test_every_published_task_file_parses_within_the_sizes_of_the_privileged_sta
         and problem.objects["butter_1"] == "butter"
     )
     assert problem.fixtures == {"floor": "floor"}
+
+
+@installed
+def test_what_else_a_scene_asks_for_is_what_its_words_say_there():
+    def other(suite, number):
+        suite_tasks = tasks.suite_tasks(suite)
+        return {*tasks.instead_of(suite_tasks[number], suite_tasks).values()}
+
+    # one layout; one goal for all; objects by their kinds, of which seven lie there
+    assert other("libero_goal", 8) == {f"libero_goal/{i}" for i in range(10) if i != 8}
+    assert not other("libero_spatial", 0)
+    object_tasks = tasks.suite_tasks("libero_object")
+    there = object_tasks[0].problem.objects
+    known = {
+        task.task_id
+        for task in object_tasks[1:]
+        if task.instruction.split("pick up the ")[1].split(" and")[0].replace(" ", "_") + "_1"
+        in there
+    }
+    assert len(known) == 5 and other("libero_object", 0) == known
+    # "the left plate" of another living room is another plate
+    rooms = tasks.suite_tasks("libero_90")
+    for task in rooms:
+        scene = task.name.split("_SCENE")[0], task.name.split("_SCENE")[1].split("_")[0]
+        for task_id in tasks.instead_of(task, rooms).values():
+            found = rooms[int(task_id.split("/")[1])]
+            assert found.name.startswith("_SCENE".join(scene) + "_"), (task.name, found.name)
+    assert any(tasks.instead_of(task, rooms) for task in rooms)
+    varied = dataclasses.replace(object_tasks[0], change=SimpleNamespace())
+    assert not tasks.instead_of(varied, object_tasks)
 
 
 @installed

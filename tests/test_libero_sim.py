@@ -3,6 +3,7 @@ before; looks, faults, pool."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -20,7 +21,7 @@ from sim.libero.settings import LiberoConfig
 from sim.libero.simulator import LiberoSimulator
 from vla_rl import splits
 from vla_rl.errors import MissingDependency, UserError
-from vla_rl.specs import EpisodeSpec
+from vla_rl.specs import EpisodeSpec, Instead
 
 SIZE, CHUNK = 48, 8
 SPATIAL = "libero_spatial/0"
@@ -378,6 +379,27 @@ def test_a_burner_shows_as_it_does_in_libero() -> None:
     run_beside(reference, simulator, 0, smooth_actions(CHUNK, seed=1))
     simulator.close()
     reference.close()
+
+
+@pytest.mark.slow
+def test_what_was_done_instead_is_told_and_what_held_before_is_not() -> None:
+    simulator = make("libero_goal", "2", "7")
+    knob = simulator.scene("libero_goal/2").model.joint("flat_stove_1_button").qposadr[0]
+    asked, idle = EpisodeSpec("libero_goal/2", 0), np.zeros((1, 7))
+    simulator.start(0, asked)
+    assert simulator.step(0, idle).instead is None
+    simulator.slot(0).data.qpos[knob] = 1.0
+    step = simulator.step(0, idle)
+    assert step.instead == Instead("libero_goal/7", "turn on the stove") and not step.terminated
+    # a stove that is lit as the episode begins was lit by nobody
+    lit = simulator.initial_state(asked)
+    begins = lit.physics.copy()
+    begins[1 + knob] = 1.0  # behind the time
+    simulator.edit_initial_state = lambda *_: dataclasses.replace(lit, physics=begins)
+    simulator.start(0, asked)
+    assert simulator.scene("libero_goal/7").holds(simulator.slot(0).wrapped) == [True]
+    assert simulator.step(0, idle).instead is None
+    simulator.close()
 
 
 LEROBOTS = [

@@ -13,7 +13,7 @@ it is about to step or draw.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -275,8 +275,15 @@ class TaskScene:
 
     def holds(self, wrapped: Any) -> list[bool]:
         """Which parts of the goal hold, in the order of ``problem.goal``."""
+        return [self._holds(wrapped, part) for part in self.problem.goal]
+
+    def achieves(self, wrapped: Any, goal: Iterable[tuple[str, ...]]) -> bool:
+        """Whether the goal of another task, all of whose things are here, holds."""
+        return all(self._holds(wrapped, part) for part in goal)
+
+    def _holds(self, wrapped: Any, part: tuple[str, ...]) -> bool:
         self._use(wrapped)
-        return [bool(self.env._eval_predicate(list(part))) for part in self.problem.goal]
+        return bool(self.env._eval_predicate(list(part)))
 
     def tracker(self, wrapped: Any) -> FailureTracker | None:
         """For the episode that starts in a slot, which it goes on watching; None for a goal that

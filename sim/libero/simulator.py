@@ -31,6 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ from sim.libero.tasks import (
     OBJECT_DIM,
     Task,
     find_tasks,
+    instead_of,
 )
 from sim.slots import checked_actions, running, task_named
 from vla_rl import splits
@@ -53,6 +55,7 @@ from vla_rl.specs import (
     CameraSpec,
     EmbodimentSpec,
     EpisodeSpec,
+    Instead,
     SlotObservation,
     SlotStep,
     TaskSpec,
@@ -115,6 +118,7 @@ class LiberoSimulator:
     """See the module's text. A task's scene is compiled when its first episode starts."""
 
     Config = LiberoConfig
+    tells_instead = True
 
     def __init__(self, config: LiberoConfig) -> None:
         self.config = config
@@ -143,7 +147,8 @@ class LiberoSimulator:
         scene = self.scene(episode.task_id)
         snapshot = self.edit_initial_state(episode, scene, self.initial_state(episode))
         s = self._slots.get(slot) or _Slot()
-        s.begin(episode, scene, snapshot, self._horizon[episode.task_id])
+        others = instead_of(scene.task, self._tasks.values())
+        s.begin(episode, scene, snapshot, self._horizon[episode.task_id], others)
         self._slots[slot] = s
         self.scenes.drop()  # the slot may have left the last use of one
         return self.observe(slot)
@@ -174,7 +179,14 @@ class LiberoSimulator:
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated and s.tracker is not None else ""
         return SlotStep(
-            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
+            self.observe(slot),
+            rewards,
+            executed,
+            s.success,
+            truncated,
+            s.success,
+            failure,
+            instead=self._instead(s),
         )
 
     def close(self) -> None:
@@ -182,6 +194,14 @@ class LiberoSimulator:
         self._slots.clear()
         self._cache.clear()
         self.scenes.close()
+
+    def _instead(self, s: _Slot) -> Instead | None:
+        """The first other task whose goal holds as a decision ends, within that one's time."""
+        for goal, task_id in s.others.items():
+            if s.elapsed <= self._horizon[task_id] and s.scene.achieves(s.wrapped, goal):
+                asked = dataclasses.replace(s.episode, task_id=task_id)
+                return Instead(task_id, self.instruction_of(asked))
+        return None
 
     # ----------------------------------------------------------------------------- where to hook in
     def edit_initial_state(
@@ -304,7 +324,12 @@ class _Slot:
         self._wrapped: dict[str, Any] = {}
 
     def begin(
-        self, episode: EpisodeSpec, scene: TaskScene, snapshot: Snapshot, horizon: int
+        self,
+        episode: EpisodeSpec,
+        scene: TaskScene,
+        snapshot: Snapshot,
+        horizon: int,
+        others: Mapping[tuple[tuple[str, ...], ...], str],
     ) -> None:
         self.episode, self.scene, self.snapshot, self.horizon = episode, scene, snapshot, horizon
         if scene.key not in self._wrapped:
@@ -315,6 +340,8 @@ class _Slot:
         self.lit = snapshot.lit
         scene.restore(self.wrapped, snapshot)
         self.tracker = scene.tracker(self.wrapped)
+        # goals of other tasks that do not hold already
+        self.others = {g: t for g, t in others.items() if not scene.achieves(self.wrapped, g)}
         self.elapsed, self.success, self.over = 0, False, False
 
     def advance(self, action: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,8 @@ HORIZONS |= {
 }
 # name -> arguments
 PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
+_LAYOUT = (":objects", ":fixtures", ":regions", ":init")
+_BY_KIND = "libero_object"  # its words name each object by a kind of which there is one
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
 # numbers of the privileged state for the hand, each object, each goal part
 HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9
@@ -40,7 +42,7 @@ HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9
 @dataclass(frozen=True)
 class Problem:
     """What a BDDL file says. ``objects`` and ``fixtures`` {name: category}; ``goal``:
-    predicates, all of which must hold."""
+    predicates, all of which must hold; ``layout``: its things, regions and where they begin."""
 
     name: str
     language: str
@@ -48,6 +50,7 @@ class Problem:
     fixtures: dict[str, str]
     of_interest: tuple[str, ...]
     goal: tuple[tuple[str, ...], ...]
+    layout: str
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,22 @@ def find_tasks(suite: str, wanted: Sequence[str], files: str = "") -> tuple[Task
     return tuple(dict.fromkeys(known[str(name)] for name in wanted))
 
 
+def instead_of(task: Task, tasks: Iterable[Task]) -> dict[tuple[tuple[str, ...], ...], str]:
+    """What else might be done in the scene of ``task``: {goal of another of ``tasks``: its id}.
+
+    Those of the same layout, where words mean the same, and of the suite "libero_object" those
+    whose object is there. Of tasks with one goal, as libero_spatial's, it is the first. None of
+    LIBERO-plus, which is there to evaluate.
+    """
+    found = {task.problem.goal: ""}
+    for other in tasks if task.change is None else ():
+        goal, there = other.problem.goal, task.problem.objects
+        by_kind = {task.suite, other.suite} == {_BY_KIND} and all(p[1] in there for p in goal)
+        if by_kind or other.problem.layout == task.problem.layout:
+            found.setdefault(goal, other.task_id)
+    return {goal: task_id for goal, task_id in found.items() if task_id}
+
+
 def _names(folder: Path) -> dict[str, list[str]]:
     path = folder / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("libero_suite_task_map", path)
@@ -239,6 +258,7 @@ def _problem(tree: list) -> Problem:
         fixtures=_typed(groups.get(":fixtures", [])),
         of_interest=tuple(groups.get(":obj_of_interest", [])),
         goal=predicates,
+        layout=repr([groups.get(name) for name in _LAYOUT]),
     )
 
 
