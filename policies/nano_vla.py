@@ -30,6 +30,7 @@ from policies.trunk.llama import MASKED, init_linear, parameter
 from policies.trunk.noise import choose, chunk_uniforms, row_seeds
 from policies.trunk.trunk import Inputs, VisionLanguageTrunk
 from vla_rl.errors import ConfigError
+from vla_rl.mirror import averaged, require_mirror
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -101,6 +102,12 @@ class NanoVLA(VisionLanguageTrunk):
         super().__init__(
             config, embodiment, action_stats, proprio_stats, tokenizer, positions=slots
         )
+        if config.deterministic_mode == "mirror":
+            require_mirror(
+                embodiment,
+                "policy.deterministic_mode=mirror",
+                "policy.deterministic_mode=argmax",
+            )
         self.slots = slots
         self.group = a if config.tokens_per_step else 1  # action tokens read at each
         self.temperature = config.temperature
@@ -237,6 +244,22 @@ class NanoVLA(VisionLanguageTrunk):
         with self._autocast():
             return self._first_position(inputs)[2]
 
+    def _choose(
+        self, inputs: Inputs, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens [b h a], drawn by ``uniforms`` [b h a] or the likeliest; log-probs [b h a bins];
+        value [b]."""
+        if self.config.decoding == "autoregressive":
+            flat = None if uniforms is None else uniforms.view(-1, self.slots, self.group)
+            return self._decode(inputs, flat)
+        logits, value = self._from_inputs(inputs, None)
+        log_probs = self._log_probs(logits)
+        return choose(log_probs, uniforms), log_probs, value
+
+    def _likeliest(self, observation: Observation) -> Tensor:
+        """The likeliest actions [b h a] (physical units)."""
+        return self.bins.decode(self._choose(self._inputs(observation), None)[0])
+
     @torch.no_grad()
     def act(
         self,
@@ -257,16 +280,13 @@ class NanoVLA(VisionLanguageTrunk):
             uniforms = chunk_uniforms(row_seeds(seeds, b), h, a, self.config.noise_correlation)
             uniforms = uniforms.to(self.device)
         inputs = self._inputs(observation)
-        if self.config.decoding == "autoregressive":
-            flat = None if uniforms is None else uniforms.view(b, self.slots, self.group)
-            tokens, log_probs, value = self._decode(inputs, flat)
-        else:
-            logits, value = self._from_inputs(inputs, None)
-            log_probs = self._log_probs(logits)
-            tokens = choose(log_probs, uniforms)
+        tokens, log_probs, value = self._choose(inputs, uniforms)
         actions = self.bins.decode(tokens)
         if deterministic and self.config.deterministic_mode == "mean":
             actions = self.bins.mean(log_probs.exp())
+        elif deterministic and self.config.deterministic_mode == "mirror":
+            actions = averaged(observation, actions, self.embodiment, self._likeliest)
+            tokens = self.bins.encode(actions)
         return PolicyOutput(
             chunk=ActionChunk.whole(actions),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),

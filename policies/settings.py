@@ -188,8 +188,8 @@ class NanoVLAConfig(TrunkConfig):
     # of sampling, between the control steps of a chunk (`trunk.chunk_uniforms`); null: 0.8 in
     # parallel decoding, else 0
     noise_correlation: float | None = bound(None, ge=0, lt=1)
-    # of the bin distribution
-    deterministic_mode: str = bound("argmax", choices=("argmax", "mean"))
+    # of the bin distribution; mirror: argmax, averaged with that of what the robot's mirror shows
+    deterministic_mode: str = bound("argmax", choices=("argmax", "mean", "mirror"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

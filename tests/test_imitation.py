@@ -16,6 +16,7 @@ from vla_rl.algorithms import imitation as im
 from vla_rl.algorithms.validation import derangement, described, first_loss, input_use, verdict
 from vla_rl.config.imitation import AugmentConfig
 from vla_rl.errors import ConfigError, TrainingDiverged
+from vla_rl.mirror import mirrored
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror
 from vla_rl.types import Observation, Trajectory
 
@@ -148,7 +149,7 @@ def test_in_the_mirror_arms_cameras_and_words_change_places():
         ("lift the left cup, leftmost", "lift the left cup"),
     )
     actions = torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(2, 3, 4).contiguous()
-    got, acted = augmentation.mirrored(seen, actions, TWO_ARMS, torch.tensor([True, False]))
+    got, acted = mirrored(seen, actions, TWO_ARMS, torch.tensor([True, False]))
     assert acted[0, 0].tolist() == pytest.approx([-0.3, 0.4, -0.1, 0.2]) and torch.equal(
         acted[1], actions[1]
     )
@@ -159,7 +160,7 @@ def test_in_the_mirror_arms_cameras_and_words_change_places():
     )
     assert torch.equal(got.images["head"][0, :, 0], seen.images["head"][0, :, -1])
     assert all(torch.equal(got.images[name][1], seen.images[name][1]) for name in seen.images)
-    back, forth = augmentation.mirrored(got, acted, TWO_ARMS, torch.tensor([True, False]))
+    back, forth = mirrored(got, acted, TWO_ARMS, torch.tensor([True, False]))
     assert torch.equal(back.images["right_hand"], seen.images["right_hand"]) and torch.equal(
         back.proprio, seen.proprio
     )

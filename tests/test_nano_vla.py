@@ -23,6 +23,8 @@ from policies.trunk.vision import FeatureNorm, FiLM, VisionTower, conditioned, m
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
+from vla_rl.mirror import mirrored
+from vla_rl.specs import Mirror
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
 SPEC = EmbodimentSpec(
@@ -337,6 +339,35 @@ def test_impossible_bins_have_no_probability_and_the_mean_mode_mixes():
     centers[2, 2:] = 0
     torch.testing.assert_close(mean.chunk.actions, (logits.softmax(-1) * centers).sum(-1))
     assert torch.isfinite(mean.behavior_log_prob).all()
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "autoregressive"])
+def test_in_mirror_mode_it_does_on_the_left_what_it_does_on_the_right(decoding: str):
+    both = dataclasses.replace(
+        SPEC,
+        action_low=(-0.05, -0.08, -1.0),
+        mirror=Mirror(negated=("dy", "y"), exchanged=(("red", "green"),)),
+    )
+    policy = make(both, deterministic_mode="mirror", decoding=decoding, noise_correlation=None)
+    seen, rows = observe(6, both), torch.ones(6, dtype=torch.bool)
+    turned, _ = mirrored(seen, torch.zeros(6, 3, 3), both, rows)
+    out, there = (policy.act(x, deterministic=True) for x in (seen, turned))
+    _, back = mirrored(seen, there.chunk.actions, both, rows)
+    arm, hand = slice(0, 2), 2
+    torch.testing.assert_close(out.chunk.actions[..., arm], back[..., arm])
+    assert torch.equal(policy.bins.encode(out.chunk.actions), out.replay["action_tokens"].long())
+    # by itself it is not like that; grippers stay as it chooses them
+    policy.config.deterministic_mode = "argmax"
+    likeliest = policy.act(seen, deterministic=True).chunk.actions
+    assert (likeliest - out.chunk.actions)[..., arm].abs().max() > 0.01
+    assert torch.equal(likeliest[..., hand], out.chunk.actions[..., hand])
+    # sampling is as ever
+    drawn = [policy.act(seen, seeds=range(6)).chunk.actions]
+    policy.config.deterministic_mode = "mirror"
+    drawn.append(policy.act(seen, seeds=range(6)).chunk.actions)
+    assert torch.equal(*drawn)
+    with pytest.raises(ConfigError, match=r"deterministic_mode=mirror.*arm declares no mirror"):
+        make(deterministic_mode="mirror")
 
 
 def test_seeds_must_match_the_batch():

@@ -1,18 +1,16 @@
-"""Random changes of what a policy is shown in SFT: pictures, left and right exchanged,
-proprioception hidden."""
+"""Random changes of what a policy is shown in SFT: pictures, proprioception hidden
+(`vla_rl.mirror` exchanges left and right)."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from vla_rl.config.imitation import AugmentConfig
-from vla_rl.errors import ConfigError
 from vla_rl.ranks import Part, Ranks
-from vla_rl.types import EmbodimentSpec, Observation
+from vla_rl.types import Observation
 
 
 def _uniform(rows: int, spread: float, generator: torch.Generator) -> Tensor:
@@ -107,48 +105,3 @@ def augment(
         hidden = part.of(torch.rand(b, generator=generator)) < config.proprio
         proprio = torch.where(hidden.to(proprio.device)[:, None], part.mean(proprio), proprio)
     return replace(observation, images=images, proprio=proprio)
-
-
-# -------------------------------------------------------------------------------------- in a mirror
-def require_mirror(embodiment: EmbodimentSpec) -> None:
-    """Raise `ConfigError` where rows are to be mirrored and the robot does not say how."""
-    if embodiment.mirror is None:
-        raise ConfigError(
-            f"augment.mirror is set, and {embodiment.name} declares no mirror "
-            "(`vla_rl.specs.Mirror`), as its scenes are not symmetric, or its file is from before "
-            "there was one: set augment.mirror=0"
-        )
-
-
-def mirrored(
-    observation: Observation, actions: Tensor, embodiment: EmbodimentSpec, rows: Tensor
-) -> tuple[Observation, Tensor]:
-    """Observation [b] and actions [b h a] with ``rows`` bool [b] as the robot's `Mirror` shows them
-    (GR-RL, arXiv 2512.01801, symmetry augmentation)."""
-    mirror = embodiment.mirror
-    assert mirror is not None
-    flipped = {name: image.flip(2) for name, image in observation.images.items()}
-    order, _ = mirror.of(tuple(observation.images))
-    names = list(observation.images)
-    images = {
-        name: torch.where(
-            rows.to(image.device)[:, None, None, None], flipped[names[partner]], image
-        )
-        for partner, (name, image) in zip(order, observation.images.items(), strict=True)
-    }
-    words = {a: b for pair in mirror.exchanged for a, b in (pair, pair[::-1])}
-    spoken = re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b") if words else None
-    told = tuple(
-        spoken.sub(lambda found: words[found[0]], text) if spoken and turned else text
-        for text, turned in zip(observation.instruction, rows.tolist(), strict=True)
-    )
-    proprio = _exchanged(observation.proprio, *mirror.of(embodiment.proprio_names), rows)
-    return (
-        replace(observation, images=images, proprio=proprio, instruction=told),
-        _exchanged(actions, *mirror.of(embodiment.action_names), rows),
-    )
-
-
-def _exchanged(values: Tensor, order: list[int], signs: list[float], rows: Tensor) -> Tensor:
-    turned = values[..., order] * torch.tensor(signs, dtype=values.dtype, device=values.device)
-    return torch.where(rows.to(values.device).view(-1, *[1] * (values.ndim - 1)), turned, values)

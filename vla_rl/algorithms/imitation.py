@@ -18,12 +18,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.augmentation import augment, mirrored, require_mirror
+from vla_rl.algorithms.augmentation import augment
 from vla_rl.algorithms.optim import GuardedStep, load_optimizer_state, make_adamw, optimizer_state
 from vla_rl.config.imitation import ImitationConfig
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
+from vla_rl.mirror import mirrored, require_mirror
 from vla_rl.ranks import Part, Ranks
 from vla_rl.types import Observation
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import build
-from vla_rl.algorithms.augmentation import require_mirror
 from vla_rl.assembly.recorded_env import RecordedEnv
 from vla_rl.checkpoint import EMBODIMENT, load_policy
 from vla_rl.config import RunConfig
@@ -22,6 +21,7 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
+from vla_rl.mirror import require_mirror
 from vla_rl.options import AlgorithmOptions, PolicyOptions, methods, view
 from vla_rl.paths import is_address
 from vla_rl.storage import replacing

@@ -1,0 +1,79 @@
+"""What a robot sees and does in a mirror that exchanges left and right (`vla_rl.specs.Mirror`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import EmbodimentSpec, Observation
+
+
+def require_mirror(
+    embodiment: EmbodimentSpec,
+    asked: str = "augment.mirror is set",
+    remedy: str = "augment.mirror=0",
+) -> None:
+    """Raise `ConfigError` where the mirror is ``asked`` for and the robot does not say how."""
+    if embodiment.mirror is None:
+        raise ConfigError(
+            f"{asked}, and {embodiment.name} declares no mirror (`vla_rl.specs.Mirror`), as its "
+            f"scenes are not symmetric, or its file is from before there was one: set {remedy}"
+        )
+
+
+def mirrored(
+    observation: Observation, actions: Tensor, embodiment: EmbodimentSpec, rows: Tensor
+) -> tuple[Observation, Tensor]:
+    """Observation [b] and actions [b h a] with ``rows`` bool [b] as the robot's `Mirror` shows them
+    (GR-RL, arXiv 2512.01801, symmetry augmentation)."""
+    mirror = embodiment.mirror
+    assert mirror is not None
+    flipped = {name: image.flip(2) for name, image in observation.images.items()}
+    order, _ = mirror.of(tuple(observation.images))
+    names = list(observation.images)
+    images = {
+        name: torch.where(
+            rows.to(image.device)[:, None, None, None], flipped[names[partner]], image
+        )
+        for partner, (name, image) in zip(order, observation.images.items(), strict=True)
+    }
+    words = {a: b for pair in mirror.exchanged for a, b in (pair, pair[::-1])}
+    spoken = re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b") if words else None
+    told = tuple(
+        spoken.sub(lambda found: words[found[0]], text) if spoken and turned else text
+        for text, turned in zip(observation.instruction, rows.tolist(), strict=True)
+    )
+    proprio = _exchanged(observation.proprio, *mirror.of(embodiment.proprio_names), rows)
+    return (
+        replace(observation, images=images, proprio=proprio, instruction=told),
+        _exchanged(actions, *mirror.of(embodiment.action_names), rows),
+    )
+
+
+def averaged(
+    observation: Observation,
+    actions: Tensor,
+    embodiment: EmbodimentSpec,
+    decide: Callable[[Observation], Tensor],
+) -> Tensor:
+    """``actions`` [b h a] for an observation [b], averaged with what ``decide`` gives for what the
+    mirror shows; grippers, which do one thing or the other, keep theirs.
+
+    The mean over a group is equivariant whatever ``decide`` is (Puny et al. 2022, arXiv 2110.03336,
+    frame averaging); that it learned a little else on either side of the mirror averages out.
+    """
+    rows = torch.ones(len(observation), dtype=torch.bool)
+    turned, _ = mirrored(observation, actions, embodiment, rows)
+    _, back = mirrored(observation, decide(turned), embodiment, rows)
+    gripper = torch.tensor(["gripper" in name.lower() for name in embodiment.action_names])
+    return torch.where(gripper.to(actions.device), actions, (actions + back) / 2.0)
+
+
+def _exchanged(values: Tensor, order: list[int], signs: list[float], rows: Tensor) -> Tensor:
+    turned = values[..., order] * torch.tensor(signs, dtype=values.dtype, device=values.device)
+    return torch.where(rows.to(values.device).view(-1, *[1] * (values.ndim - 1)), turned, values)
