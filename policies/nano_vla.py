@@ -30,7 +30,7 @@ from policies.trunk.llama import MASKED, init_linear, parameter
 from policies.trunk.noise import choose, chunk_uniforms, row_seeds
 from policies.trunk.trunk import Inputs, VisionLanguageTrunk
 from vla_rl.errors import ConfigError
-from vla_rl.mirror import averaged, require_mirror
+from vla_rl.mirror import MIRROR_MODE, averaged, require_mirror
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -103,11 +103,7 @@ class NanoVLA(VisionLanguageTrunk):
             config, embodiment, action_stats, proprio_stats, tokenizer, positions=slots
         )
         if config.deterministic_mode == "mirror":
-            require_mirror(
-                embodiment,
-                "policy.deterministic_mode=mirror",
-                "policy.deterministic_mode=argmax",
-            )
+            require_mirror(embodiment, *MIRROR_MODE)
         self.slots = slots
         self.group = a if config.tokens_per_step else 1  # action tokens read at each
         self.temperature = config.temperature
@@ -271,8 +267,9 @@ class NanoVLA(VisionLanguageTrunk):
         """One chunk per row, in physical units; see `vla_rl.interfaces.Policy`.
 
         ``seeds`` [b] need to differ between decisions as well as between rows. Without them torch's
-        global generator draws them. The reported log-prob is that of the chosen tokens at the
-        sampling temperature.
+        global generator draws them. The reported tokens and their log-prob at the sampling
+        temperature are those drawn, or the likeliest, also where ``deterministic_mode`` makes other
+        actions of them.
         """
         b, h, a = len(observation), self.chunk_length, self.embodiment.action_dim
         uniforms = None
@@ -286,7 +283,6 @@ class NanoVLA(VisionLanguageTrunk):
             actions = self.bins.mean(log_probs.exp())
         elif deterministic and self.config.deterministic_mode == "mirror":
             actions = averaged(observation, actions, self.embodiment, self._likeliest)
-            tokens = self.bins.encode(actions)
         return PolicyOutput(
             chunk=ActionChunk.whole(actions),
             behavior_log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),

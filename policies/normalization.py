@@ -119,8 +119,8 @@ def bin_centers(
     if spacing == "power":
         u = np.sign(u) * np.abs(u) ** power
     rows, counts = [], []
-    for i, name in enumerate(embodiment.action_names):
-        gripper = "gripper" in name.lower()
+    for i in range(embodiment.action_dim):
+        gripper = i in embodiment.gripper_dims
         low, high = (
             (embodiment.action_low[i], embodiment.action_high[i])
             if gripper

@@ -193,13 +193,14 @@ def run_request(
             f"failure={step.failure!r}: leave it empty on success, else use one of "
             f"{', '.join(FAILURE_KINDS)}."
         )
-    others = [task.task_id for task in simulator.tasks if task.task_id != episode.task_id]
-    if step.instead is not None and step.instead.task_id not in others:
-        raise UserError(
-            f"The simulator says that an episode of {episode.task_id!r} solved "
-            f"{step.instead.task_id!r} instead: SlotStep.instead is for another of its tasks "
-            f"({', '.join(others)}), and success for its own."
-        )
+    if step.instead is not None:
+        others = [t.task_id for t in simulator.tasks if t.task_id != episode.task_id]
+        if step.instead.task_id not in others:
+            raise UserError(
+                f"The simulator says that an episode of {episode.task_id!r} solved "
+                f"{step.instead.task_id!r} instead: SlotStep.instead is for another of its tasks "
+                f"({', '.join(others)}), and success for its own."
+            )
     return step
 
 

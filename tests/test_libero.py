@@ -99,8 +99,17 @@ def test_every_published_task_file_parses_within_the_sizes_of_the_privileged_sta
     assert problem.fixtures == {"floor": "floor"}
 
 
+def own_task(folder: Path, more: str, goal: str) -> tasks.Task:
+    """Of a suite of one's own that has a published one's name."""
+    path = folder / f"{len(list(folder.iterdir()))}.bddl"
+    text = GOOD.replace("basket_1 - basket)", f"basket_1 - basket{more})")
+    path.write_text(text.replace("(In a_1 basket_1_contain_region) (Open basket_1)", goal))
+    words = "pick up the apple and place it in the basket"
+    return tasks.Task(path.stem, "libero_object", path.stem, words, path, path, 0)
+
+
 @installed
-def test_what_else_a_scene_asks_for_is_what_its_words_say_there():
+def test_what_else_a_scene_asks_for_is_what_its_words_say_there(tmp_path):
     def other(suite, number):
         suite_tasks = tasks.suite_tasks(suite)
         return {*tasks.instead_of(suite_tasks[number], suite_tasks).values()}
@@ -117,14 +126,29 @@ def test_what_else_a_scene_asks_for_is_what_its_words_say_there():
         in there
     }
     assert len(known) == 5 and other("libero_object", 0) == known
-    # "the left plate" of another living room is another plate
+    # "the left plate" of another living room is another plate; a pudding is a pudding
     rooms = tasks.suite_tasks("libero_90")
     for task in rooms:
-        scene = task.name.split("_SCENE")[0], task.name.split("_SCENE")[1].split("_")[0]
         for task_id in tasks.instead_of(task, rooms).values():
             found = rooms[int(task_id.split("/")[1])]
-            assert found.name.startswith("_SCENE".join(scene) + "_"), (task.name, found.name)
+            same_scene = found.name.split("SCENE")[1][:2] == task.name.split("SCENE")[1][:2]
+            assert same_scene or found.instruction.startswith("pick up the"), (
+                task.name,
+                found.name,
+            )
+    # closing the drawer is part of putting the pudding into it and closing it, which says more
+    ten = [t for t in rooms if t.name.startswith("KITCHEN_SCENE10")]
+    told = [*tasks.instead_of(ten[3], ten)]
+    assert [*map(len, told)] == sorted(map(len, told), reverse=True) and len(told[-1]) == 1
     assert any(tasks.instead_of(task, rooms) for task in rooms)
+    # a suite of one's own that has the name alone
+    own = [
+        own_task(tmp_path, "", "(In a_1 basket_1_contain_region)"),
+        own_task(tmp_path, "\n plate_1 - plate", "(On a_1 plate_1)"),
+        own_task(tmp_path, "\n plate_1 - plate", "(In a_2 basket_1_contain_region)"),
+    ]
+    assert not tasks.instead_of(own[0], own)
+    assert [*tasks.instead_of(own[1], own).values()] == ["2"]
     varied = dataclasses.replace(object_tasks[0], change=SimpleNamespace())
     assert not tasks.instead_of(varied, object_tasks)
 

@@ -204,6 +204,8 @@ def load_policy(
         expected_embodiment.require(
             embodiment, "the env or dataset in use", f"the checkpoint {path}"
         )
+        # whether scenes are symmetric is theirs to say
+        embodiment = dataclasses.replace(embodiment, mirror=expected_embodiment.mirror)
     try:
         policy = _build(path, config, embodiment, factory, changes or {})
     except KeyError as error:

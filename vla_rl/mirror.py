@@ -12,6 +12,9 @@ from torch import Tensor
 from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
+# what asks for it, and what does not
+MIRROR_MODE = "policy.deterministic_mode=mirror", "policy.deterministic_mode=argmax"
+
 
 def require_mirror(
     embodiment: EmbodimentSpec,
@@ -21,8 +24,9 @@ def require_mirror(
     """Raise `ConfigError` where the mirror is ``asked`` for and the robot does not say how."""
     if embodiment.mirror is None:
         raise ConfigError(
-            f"{asked}, and {embodiment.name} declares no mirror (`vla_rl.specs.Mirror`), as its "
-            f"scenes are not symmetric, or its file is from before there was one: set {remedy}"
+            f"{asked}, and {embodiment.name} declares no mirror (`vla_rl.specs.Mirror`): its scenes "
+            "are not symmetric, its actions are others than the env's own, or its file is from "
+            f"before there was one. Set {remedy}"
         )
 
 
@@ -43,9 +47,9 @@ def mirrored(
         for partner, (name, image) in zip(order, observation.images.items(), strict=True)
     }
     words = {a: b for pair in mirror.exchanged for a, b in (pair, pair[::-1])}
-    spoken = re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b") if words else None
+    spoken = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b", re.I) if words else None
     told = tuple(
-        spoken.sub(lambda found: words[found[0]], text) if spoken and turned else text
+        spoken.sub(lambda found: words[found[0].lower()], text) if spoken and turned else text
         for text, turned in zip(observation.instruction, rows.tolist(), strict=True)
     )
     proprio = _exchanged(observation.proprio, *mirror.of(embodiment.proprio_names), rows)
@@ -62,16 +66,17 @@ def averaged(
     decide: Callable[[Observation], Tensor],
 ) -> Tensor:
     """``actions`` [b h a] for an observation [b], averaged with what ``decide`` gives for what the
-    mirror shows; grippers, which do one thing or the other, keep theirs.
-
-    The mean over a group is equivariant whatever ``decide`` is (Puny et al. 2022, arXiv 2110.03336,
-    frame averaging); that it learned a little else on either side of the mirror averages out.
+    mirror shows (frame averaging, Puny et al. 2022, arXiv 2110.03336): what ``decide`` learned
+    differently on either side averages out. Grippers do one thing or the other, and keep theirs.
+    Where both views would go to different things, the mean goes to neither.
     """
     rows = torch.ones(len(observation), dtype=torch.bool)
     turned, _ = mirrored(observation, actions, embodiment, rows)
     _, back = mirrored(observation, decide(turned), embodiment, rows)
-    gripper = torch.tensor(["gripper" in name.lower() for name in embodiment.action_names])
-    return torch.where(gripper.to(actions.device), actions, (actions + back) / 2.0)
+    mean = (actions + back) / 2.0
+    hands = list(embodiment.gripper_dims)
+    mean[..., hands] = actions[..., hands]
+    return mean
 
 
 def _exchanged(values: Tensor, order: list[int], signs: list[float], rows: Tensor) -> Tensor:

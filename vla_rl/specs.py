@@ -176,6 +176,12 @@ class EmbodimentSpec:
         return len(self.action_names)
 
     @property
+    def gripper_dims(self) -> tuple[int, ...]:
+        """The action dimensions whose name says gripper."""
+        names = enumerate(self.action_names)
+        return tuple(i for i, name in names if "gripper" in name.lower())
+
+    @property
     def proprio_dim(self) -> int:
         return len(self.proprio_names)
 

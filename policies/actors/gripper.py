@@ -53,7 +53,7 @@ class GripperActor(FrozenBaseActor):
         if self.config.average:
             self.steady = _as_buffers(copy.deepcopy(nn.ModuleList([self.encoder, self.actor])))
             self.register_buffer("averaged", torch.zeros((), dtype=torch.int64))
-        self.choices, self._at = None, (*_grippers(self.embodiment), 0)[0]
+        self.choices, self._at = None, (*self.embodiment.gripper_dims, 0)[0]
         if self.config.gripper == "discrete":
             # the first choice is to keep
             self.choices = network(self.inputs, self.config.hidden, 3, from_zero=True)
@@ -63,7 +63,7 @@ class GripperActor(FrozenBaseActor):
         """How many of the actions latent actions hold. Raises ConfigError for a robot without a
         gripper to decide apart."""
         discrete = config.gripper == "discrete"
-        found = _grippers(spec)
+        found = spec.gripper_dims
         if discrete and (spec.gripper == "none" or len(found) != 1 or spec.action_dim < 2):
             raise ConfigError(
                 "actor.gripper=discrete needs one action named gripper beside others, and those of "
@@ -212,7 +212,3 @@ class GripperActor(FrozenBaseActor):
 def _directions(unit: Tensor) -> Tensor:
     """To which end commands go: −1, 1, or 0 for neither."""
     return (unit > _FIRM).long() - (unit < -_FIRM).long()
-
-
-def _grippers(spec: EmbodimentSpec) -> list[int]:
-    return [i for i, name in enumerate(spec.action_names) if "gripper" in name]

@@ -173,6 +173,6 @@ def _action_scaling(
         )
     else:
         return offset, scale
-    gripper = torch.tensor(["gripper" in name.lower() for name in embodiment.action_names])
-    keep = gripper | (std < 1e-6)
+    keep = std < 1e-6
+    keep[list(embodiment.gripper_dims)] = True
     return torch.where(keep, offset, mean), torch.where(keep, scale, std)

@@ -280,7 +280,7 @@ def gripper_dims(embodiment: EmbodimentSpec) -> list[int]:
 
     `EmbodimentMismatch` where there is no gripper, or one that means something else.
     """
-    dims = [i for i, name in enumerate(embodiment.action_names) if "gripper" in name.lower()]
+    dims = list(embodiment.gripper_dims)
     if not dims:
         raise EmbodimentMismatch(
             "policy.gripper=libero turns the gripper's action around, but embodiment "

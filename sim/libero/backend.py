@@ -13,7 +13,7 @@ it is about to step or draw.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from sim.failures import AT_REST, FALL, RIM_FALL, FailureTracker
 from sim.gl import ensure_backend
 from sim.libero import package
 from sim.libero.placements import Placements, numpy_state, seeded
-from sim.libero.tasks import GOAL_DIM, MAX_GOALS, MAX_OBJECTS, OBJECT_DIM, Task
+from sim.libero.tasks import GOAL_DIM, MAX_GOALS, MAX_OBJECTS, OBJECT_DIM, Goal, Task
 from vla_rl.errors import MissingDependency, UserError
 from vla_rl.specs import CameraSpec
 
@@ -277,7 +277,7 @@ class TaskScene:
         """Which parts of the goal hold, in the order of ``problem.goal``."""
         return [self._holds(wrapped, part) for part in self.problem.goal]
 
-    def achieves(self, wrapped: Any, goal: Iterable[tuple[str, ...]]) -> bool:
+    def achieves(self, wrapped: Any, goal: Goal) -> bool:
         """Whether the goal of another task, all of whose things are here, holds."""
         return all(self._holds(wrapped, part) for part in goal)
 

@@ -45,6 +45,7 @@ from sim.libero.tasks import (
     MAX_GOALS,
     MAX_OBJECTS,
     OBJECT_DIM,
+    Goal,
     Task,
     find_tasks,
     instead_of,
@@ -329,7 +330,7 @@ class _Slot:
         scene: TaskScene,
         snapshot: Snapshot,
         horizon: int,
-        others: Mapping[tuple[tuple[str, ...], ...], str],
+        others: Mapping[Goal, str],
     ) -> None:
         self.episode, self.scene, self.snapshot, self.horizon = episode, scene, snapshot, horizon
         if scene.key not in self._wrapped:

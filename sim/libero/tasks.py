@@ -33,10 +33,11 @@ HORIZONS |= {
 # name -> arguments
 PREDICATES = {"in": 2, "on": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
 _LAYOUT = (":objects", ":fixtures", ":regions", ":init")
-_BY_KIND = "libero_object"  # its words name each object by a kind of which there is one
 MAX_OBJECTS, MAX_GOALS = 8, 3  # the most that a published task has
 # numbers of the privileged state for the hand, each object, each goal part
 HAND_DIM, OBJECT_DIM, GOAL_DIM = 15, 17, 9
+
+Goal = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Problem:
     objects: dict[str, str]
     fixtures: dict[str, str]
     of_interest: tuple[str, ...]
-    goal: tuple[tuple[str, ...], ...]
+    goal: Goal
     layout: str
 
 
@@ -160,20 +161,40 @@ def find_tasks(suite: str, wanted: Sequence[str], files: str = "") -> tuple[Task
     return tuple(dict.fromkeys(known[str(name)] for name in wanted))
 
 
-def instead_of(task: Task, tasks: Iterable[Task]) -> dict[tuple[tuple[str, ...], ...], str]:
+def instead_of(task: Task, tasks: Iterable[Task]) -> dict[Goal, str]:
     """What else might be done in the scene of ``task``: {goal of another of ``tasks``: its id}.
 
-    Those of the same layout, where words mean the same, and of the suite "libero_object" those
-    whose object is there. Of tasks with one goal, as libero_spatial's, it is the first. None of
-    LIBERO-plus, which is there to evaluate.
+    Those of the same layout, where words mean the same, and those that ask for the same with
+    another kind of object, which is there (libero_object's). A goal that has another's parts and
+    more stands before that one; of several tasks with one goal it is the first. None of LIBERO-plus,
+    whose suites have thousands of tasks and are there to evaluate.
     """
-    found = {task.problem.goal: ""}
+    found: dict[frozenset[tuple[str, ...]], tuple[Goal, str]] = {}
     for other in tasks if task.change is None else ():
-        goal, there = other.problem.goal, task.problem.objects
-        by_kind = {task.suite, other.suite} == {_BY_KIND} and all(p[1] in there for p in goal)
-        if by_kind or other.problem.layout == task.problem.layout:
-            found.setdefault(goal, other.task_id)
-    return {goal: task_id for goal, task_id in found.items() if task_id}
+        if other.problem.layout == task.problem.layout or _of_another_kind(task, other):
+            found.setdefault(frozenset(other.problem.goal), (other.problem.goal, other.task_id))
+    found.pop(frozenset(task.problem.goal), None)
+    return dict(sorted(found.values(), key=lambda told: -len(told[0])))
+
+
+def _of_another_kind(task: Task, other: Task) -> bool:
+    """Whether ``other`` asks for what ``task`` does with another object, the only one of its kind in
+    the scene of ``task``: "pick up the butter and place it in the basket"."""
+    here, there = task.problem, other.problem
+    (verb, thing, *place), (own_verb, own, *own_place) = there.goal[0], here.goal[0]
+    kinds = list(here.objects.values())
+    kind, own_kind = there.objects.get(thing, ""), here.objects.get(own, "")
+    words, own_words = kind.replace("_", " "), own_kind.replace("_", " ")
+    return (
+        len(here.goal) == len(there.goal) == 1
+        and (verb, place) == (own_verb, own_place)
+        and bool(kind)
+        and bool(own_kind)
+        and kinds.count(kind) == 1
+        and all(here.objects.get(name) == there.objects.get(name) for name in there.of_interest)
+        and own_words in task.instruction
+        and task.instruction.replace(own_words, words) == other.instruction
+    )
 
 
 def _names(folder: Path) -> dict[str, list[str]]:

@@ -97,7 +97,8 @@ def _check_hindsight(config: RunConfig) -> None:
             f"algorithm.memory.hindsight needs an env that tells which other task was solved, and "
             f"env={config.env_type} does not: use algorithm.memory.hindsight=false"
         )
-    if len(set(config.tasks) - set(config.held_out_tasks)) == 1:
+    kept_apart = {name.rpartition("/")[2] for name in config.held_out_tasks}
+    if len({name.rpartition("/")[2] for name in config.tasks} - kept_apart) == 1:
         raise ConfigError(
             f"algorithm.memory.hindsight needs other tasks, and tasks={config.tasks} has none: use "
             "algorithm.memory.hindsight=false"

@@ -104,9 +104,10 @@ class MemoryConfig(Bounded, place="algorithm.memory"):
     learning rate falls by a cosine to ``min_learning_rate_fraction`` of itself (1: it stays), so
     that the policy that acts next has settled (`docs/explanation/ppo.md`).
 
-    With ``hindsight`` a failure that solved another task of the env is kept as that one's success,
-    up to there and with its instruction (hindsight experience replay, Andrychowicz et al. 2017,
-    arXiv 1707.01495, with instructions as goals); for envs that can tell.
+    With ``hindsight`` a failure that solved another task is kept as that one's success, where its
+    first such task is one of the batch's, up to there and with its instruction (hindsight
+    experience replay, Andrychowicz et al. 2017, arXiv 1707.01495, with instructions as goals); for
+    envs that can tell.
     """
 
     # newest successes of each task that are kept; 0: no memory

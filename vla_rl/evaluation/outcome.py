@@ -311,7 +311,7 @@ def executed_actions(trajectory: Trajectory) -> np.ndarray:
 def moving_dims(spec: EmbodimentSpec) -> list[int]:
     """The action dimensions that move the arm: all but the grippers'; all where there is nothing
     else."""
-    dims = [i for i, name in enumerate(spec.action_names) if "gripper" not in name]
+    dims = [i for i in range(spec.action_dim) if i not in spec.gripper_dims]
     return dims or list(range(spec.action_dim))
 
 

@@ -85,8 +85,8 @@ class Disturbed(RememberingPolicy):
         low, high = (
             torch.tensor(x) for x in (self.embodiment.action_low, self.embodiment.action_high)
         )
-        hand = torch.tensor(["gripper" in name for name in self.embodiment.action_names])
-        self._spread = torch.where(hand, 0.0, noise * (high - low) / 2.0)
+        self._spread = noise * (high - low) / 2.0
+        self._spread[list(self.embodiment.gripper_dims)] = 0.0
 
     def initial_memory(self) -> Any:
         return self.policy.initial_memory()
