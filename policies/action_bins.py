@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from policies.normalization import VectorStats, bin_centers, decode_actions, encode_actions
 from policies.settings import NanoVLAConfig
 from policies.trunk.llama import MASKED
+from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec
 
 
@@ -56,6 +57,27 @@ class ActionBins(nn.Module):
     def mask(self, logits: Tensor) -> Tensor:
         """Logits [... a bins] that rule out the bins which a dimension does not use."""
         return logits.masked_fill(self.unused, MASKED) if self.any_unused else logits
+
+    def turned(self, numbers: Tensor, embodiment: EmbodimentSpec) -> Tensor:
+        """Of numbers [... a bins] in the robot's mirror, those of what the mirror shows."""
+        assert embodiment.mirror is not None
+        order, signs = embodiment.mirror.of(embodiment.action_names)
+        exchanged = numbers[..., order, :]
+        negated = torch.tensor(signs, device=numbers.device)[:, None] < 0
+        return torch.where(negated, exchanged.flip(-1), exchanged)
+
+    def require_symmetric(self, embodiment: EmbodimentSpec) -> None:
+        """Raise `ConfigError` where the mirror does not take each bin to a bin."""
+        assert embodiment.mirror is not None
+        _, signs = embodiment.mirror.of(embodiment.action_names)
+        back = self.turned(self.centers, embodiment) * torch.tensor(signs)[:, None]
+        wrong = (~torch.isclose(back, self.centers, rtol=1e-4, atol=1e-7)).any(-1)
+        if wrong.any():
+            name = embodiment.action_names[int(wrong.float().argmax())]
+            raise ConfigError(
+                f"policy.symmetric=true, and the bins of {name!r} are not those of its mirror "
+                "image: set policy.bin_range=bounds, or policy.symmetric=false"
+            )
 
     def _finite_centers(self) -> Tensor:
         return self.centers.masked_fill(self.unused, 0.0)

@@ -28,9 +28,9 @@ from policies.settings import NanoVLAConfig
 from policies.tokenizer import WordTokenizer
 from policies.trunk.llama import MASKED, init_linear, parameter
 from policies.trunk.noise import choose, chunk_uniforms, row_seeds
-from policies.trunk.trunk import Inputs, VisionLanguageTrunk
+from policies.trunk.trunk import IMAGE_TOKENS, Inputs, VisionLanguageTrunk
 from vla_rl.errors import ConfigError
-from vla_rl.mirror import MIRROR_MODE, averaged, require_mirror
+from vla_rl.mirror import MIRROR_MODE, SYMMETRIC, averaged, mirrored, require_mirror
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -104,6 +104,8 @@ class NanoVLA(VisionLanguageTrunk):
         )
         if config.deterministic_mode == "mirror":
             require_mirror(embodiment, *MIRROR_MODE)
+        if config.symmetric:
+            require_mirror(embodiment, *SYMMETRIC)
         self.slots = slots
         self.group = a if config.tokens_per_step else 1  # action tokens read at each
         self.temperature = config.temperature
@@ -118,10 +120,44 @@ class NanoVLA(VisionLanguageTrunk):
         self._build_value_head()
 
         self.bins = ActionBins(config, embodiment, self.action_stats)
+        if config.symmetric:
+            self.bins.require_symmetric(embodiment)
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:
         return self.config.correlated_axes
+
+    # ------------------------------------------------------------------------------- the two views
+    def image_tokens(
+        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """See `VisionLanguageTrunk`; of a ``symmetric`` policy [b 2N d], those of the mirror
+        behind."""
+        if not self.config.symmetric or (replay is not None and IMAGE_TOKENS in replay):
+            return super().image_tokens(observation, replay)
+        return torch.cat(super().image_tokens(self._both(observation)).chunk(2), 1)
+
+    def _inputs(
+        self, observation: Observation, replay: Mapping[str, Tensor] | None = None
+    ) -> Inputs:
+        """See `VisionLanguageTrunk`; of a ``symmetric`` policy of 2b rows, those of the mirror
+        behind."""
+        if not self.config.symmetric:
+            return super()._inputs(observation, replay)
+        tokens = torch.cat(self.image_tokens(observation, replay).chunk(2, 1))
+        return super()._inputs(self._both(observation), {IMAGE_TOKENS: tokens})
+
+    def _kept(self, image_tokens: Tensor) -> dict[str, Tensor]:
+        if self.config.symmetric:
+            image_tokens = torch.cat(image_tokens.chunk(2), 1)
+        return super()._kept(image_tokens)
+
+    def _both(self, observation: Observation) -> Observation:
+        rows = torch.ones(len(observation), dtype=torch.bool)
+        still = torch.zeros(len(observation), self.chunk_length, self.embodiment.action_dim)
+        return Observation.cat(
+            [observation, mirrored(observation, still, self.embodiment, rows)[0]]
+        )
 
     # -------------------------------------------------------------------------------------- forward
     def _slot_inputs(self, tokens: Tensor | None, b: int) -> Tensor:
@@ -186,7 +222,12 @@ class NanoVLA(VisionLanguageTrunk):
         if self.config.compile:
             self._compiled = self._compiled or torch.compile(self._forward, dynamic=True)
             forward = self._compiled
-        return forward(*inputs, None if tokens is None else tokens.to(self.device))
+        logits, value = forward(*inputs, None if tokens is None else tokens.to(self.device))
+        if not self.config.symmetric:
+            return logits, value
+        seen, turned = logits.chunk(2)
+        logits = (seen + self.bins.turned(turned, self.embodiment)) / 2.0
+        return logits, None if value is None else value.view(2, -1).mean(0)
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         return F.log_softmax(logits / self.temperature, dim=-1)
@@ -324,7 +365,8 @@ class NanoVLA(VisionLanguageTrunk):
         weight = valid.to(self.device, torch.float32)[..., None].expand_as(actions)
         weight = weight / weight.sum().clamp(min=1.0)
         tokens = self.bins.encode(actions)
-        with self.pictures.learning(valid, self.training):
+        seen = valid.repeat(2, 1) if self.config.symmetric else valid
+        with self.pictures.learning(seen, self.training):
             kept = None if features is None else self._tokens_of(features)
             logits, _ = self.logits_and_value(observation, tokens, kept)
         own = torch.zeros(len(actions), dtype=torch.bool) if own is None else own

@@ -190,12 +190,21 @@ class NanoVLAConfig(TrunkConfig):
     noise_correlation: float | None = bound(None, ge=0, lt=1)
     # of the bin distribution; mirror: argmax, averaged with that of what the robot's mirror shows
     deterministic_mode: str = bound("argmax", choices=("argmax", "mean", "mirror"))
+    # the logits of what it sees and of what the robot's mirror shows are averaged, as it learns and
+    # as it acts; twice the work
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_correlation is None:
             self.noise_correlation = 0.8 if self.decoding == "parallel" else 0.0
         require_correlation(self.noise_correlation, self.decoding)
+        if self.symmetric and self.decoding == "autoregressive":
+            raise ConfigError(
+                "policy.symmetric=true averages the logits of two views, and with "
+                "policy.decoding=autoregressive each view would go on from its own tokens: set "
+                "policy.decoding=parallel"
+            )
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:

@@ -371,6 +371,52 @@ def test_in_mirror_mode_it_does_on_the_left_what_it_does_on_the_right(decoding: 
         make(deterministic_mode="mirror")
 
 
+def test_a_symmetric_policy_does_on_the_left_what_it_does_on_the_right_and_learns_so():
+    both = dataclasses.replace(
+        SPEC,
+        action_low=(-0.05, -0.08, -1.0),
+        mirror=Mirror(negated=("dy", "y"), exchanged=(("red", "green"),)),
+    )
+    policy = make(both, symmetric=True)
+    seen, rows = observe(6, both), torch.ones(6, dtype=torch.bool)
+    for keeps in (False, True):
+        if keeps:
+            policy.prepare_for_rl()
+        drawn = policy.act(seen, seeds=range(6))
+        turned, actions = mirrored(seen, drawn.chunk.actions, both, rows)
+        tokens = policy.bins.encode(actions)
+        here = policy.evaluate(seen, drawn.replay)
+        there = policy.evaluate(turned, {"action_tokens": tokens})
+        torch.testing.assert_close(here.log_prob, drawn.behavior_log_prob)
+        torch.testing.assert_close(here.log_prob, there.log_prob)
+        torch.testing.assert_close(here.value, there.value)
+    # no other policy is like that
+    plain = make(both)
+    drawn = plain.act(seen, seeds=range(6))
+    turned, actions = mirrored(seen, drawn.chunk.actions, both, rows)
+    there = plain.evaluate(turned, {"action_tokens": plain.bins.encode(actions)})
+    assert (there.log_prob - drawn.behavior_log_prob).abs().max() > 0.1
+    # what it imitates, it imitates on both sides, and features do for pictures
+    policy, valid = make(both, symmetric=True), torch.ones(6, 3, dtype=torch.bool)
+    turned, actions = mirrored(seen, drawn.chunk.actions, both, rows)
+    losses = [
+        policy.imitation_loss(seen, drawn.chunk.actions, valid)[0],
+        policy.imitation_loss(turned, actions, valid)[0],
+        policy.imitation_loss(
+            seen, drawn.chunk.actions, valid, features=policy.frame_features(seen)
+        )[0],
+    ]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(losses[0], losses[2], rtol=1e-2, atol=1e-3)  # half precision
+    with pytest.raises(ConfigError, match=r"symmetric=true.*arm declares no mirror"):
+        make(symmetric=True)
+    with pytest.raises(ConfigError, match=r"symmetric=true.*decoding=parallel"):
+        make(both, symmetric=True, decoding="autoregressive", noise_correlation=None)
+    data = VectorStats.from_bounds((-0.05, -0.01, -1.0), (0.05, 0.03, 1.0))
+    with pytest.raises(ConfigError, match=r"bins of 'dy'.*bin_range=bounds"):
+        NanoVLA(dataclasses.replace(TINY, symmetric=True, bin_range="quantile"), both, data)
+
+
 def test_seeds_must_match_the_batch():
     with pytest.raises(ValueError, match="2 seeds for 3 observations"):
         make().act(observe(3), seeds=[1, 2])

@@ -13,6 +13,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
 
 # what asks for it, and what does not
+SYMMETRIC = "policy.symmetric=true", "policy.symmetric=false"
 MIRROR_MODE = "policy.deterministic_mode=mirror", "policy.deterministic_mode=argmax"
 
 

@@ -139,6 +139,7 @@ class PolicyOptions:
     noise_correlation: float | None = None  # of the noise that the control steps of a chunk share
     decoding: str = ""  # of tokens: parallel or autoregressive
     deterministic_mode: str = ""  # mirror: its likeliest actions are averaged with the mirror's
+    symmetric: bool = False  # so are its logits
     action_range: str = ""  # what the noise of a denoising policy is in units of
     student_steps: int = 0  # of a student that learns beside RL
     # denoising steps that RL does not train are taken by a copy from before it

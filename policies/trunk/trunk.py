@@ -165,9 +165,7 @@ class VisionLanguageTrunk(nn.Module, Policy):
 
     def _tokens_of(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Image tokens out of `frame_features`, as a decision's replay holds them."""
-        return {
-            IMAGE_TOKENS: features["visual"].float().unflatten(1, (sum(self.camera_tokens), -1))
-        }
+        return {IMAGE_TOKENS: features["visual"].float().unflatten(1, (-1, self.config.llm_width))}
 
     def blocks(self) -> list[nn.Module]:
         """The transformer blocks, for `vla_rl.ranks.shard`."""

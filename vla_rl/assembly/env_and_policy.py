@@ -21,7 +21,7 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
-from vla_rl.mirror import MIRROR_MODE, require_mirror
+from vla_rl.mirror import MIRROR_MODE, SYMMETRIC, require_mirror
 from vla_rl.options import AlgorithmOptions, PolicyOptions, methods, view
 from vla_rl.paths import is_address
 from vla_rl.storage import replacing
@@ -75,8 +75,11 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         )
     else:
         _require_cameras(config.policy, env.embodiment)
-        if view(config.policy, PolicyOptions).deterministic_mode == "mirror":
+        policy = view(config.policy, PolicyOptions)
+        if policy.deterministic_mode == "mirror":
             require_mirror(env.embodiment, *MIRROR_MODE)
+        if policy.symmetric:
+            require_mirror(env.embodiment, *SYMMETRIC)
     begun = any(
         (config.run_dir / "checkpoints" / name / "training_state").exists()
         for name in ("rl", "offline")
