@@ -30,7 +30,7 @@ from policies.trunk.llama import MASKED, init_linear, parameter
 from policies.trunk.noise import choose, chunk_uniforms, row_seeds
 from policies.trunk.trunk import IMAGE_TOKENS, Inputs, VisionLanguageTrunk
 from vla_rl.errors import ConfigError
-from vla_rl.mirror import MIRROR_MODE, SYMMETRIC, averaged, mirrored, require_mirror
+from vla_rl.mirror import averaged, mirrored_observation
 from vla_rl.types import ActionChunk, EmbodimentSpec, Observation, PolicyEvaluation, PolicyOutput
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -102,10 +102,7 @@ class NanoVLA(VisionLanguageTrunk):
         super().__init__(
             config, embodiment, action_stats, proprio_stats, tokenizer, positions=slots
         )
-        if config.deterministic_mode == "mirror":
-            require_mirror(embodiment, *MIRROR_MODE)
-        if config.symmetric:
-            require_mirror(embodiment, *SYMMETRIC)
+        config.check_robot(embodiment)
         self.slots = slots
         self.group = a if config.tokens_per_step else 1  # action tokens read at each
         self.temperature = config.temperature
@@ -153,11 +150,7 @@ class NanoVLA(VisionLanguageTrunk):
         return super()._kept(image_tokens)
 
     def _both(self, observation: Observation) -> Observation:
-        rows = torch.ones(len(observation), dtype=torch.bool)
-        still = torch.zeros(len(observation), self.chunk_length, self.embodiment.action_dim)
-        return Observation.cat(
-            [observation, mirrored(observation, still, self.embodiment, rows)[0]]
-        )
+        return Observation.cat([observation, mirrored_observation(observation, self.embodiment)])
 
     # -------------------------------------------------------------------------------------- forward
     def _slot_inputs(self, tokens: Tensor | None, b: int) -> Tensor:

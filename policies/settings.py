@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from policies.lerobot.families import FAMILIES as LEROBOT
 from policies.lerobot.sizes import require_sizes
 from vla_rl.bounds import Bounded, bound, several
 from vla_rl.errors import ConfigError, require_packages
+
+if TYPE_CHECKING:
+    from vla_rl.types import EmbodimentSpec
 
 NANO_WORDS = Path(__file__).parent / "lerobot" / "nano"
 BIN_RANGES = ("bounds", "minmax", "quantile")
@@ -205,6 +208,15 @@ class NanoVLAConfig(TrunkConfig):
                 "policy.decoding=autoregressive each view would go on from its own tokens: set "
                 "policy.decoding=parallel"
             )
+
+    def check_robot(self, robot: EmbodimentSpec) -> None:
+        """Raise `ConfigError` for one without the mirror that is asked for."""
+        if self.deterministic_mode == "mirror":
+            robot.require_mirror(
+                "policy.deterministic_mode=mirror", "policy.deterministic_mode=argmax"
+            )
+        if self.symmetric:
+            robot.require_mirror("policy.symmetric=true", "policy.symmetric=false")
 
     @property
     def correlated_axes(self) -> tuple[str, ...]:

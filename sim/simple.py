@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sim.recording import record_demonstration
-from sim.slots import checked_actions, in_words, instruction, running, task_named
+from sim.slots import checked_actions, chunk_result, in_words, instruction, running, task_named
 from vla_rl import splits
 from vla_rl.bounds import Bounded
 from vla_rl.errors import ConfigError
@@ -123,16 +123,8 @@ class SimpleSimulator(Generic[State]):
                 break
         truncated = s.over and not success
         failure = self.failure(s) if truncated else ""
-        return SlotStep(
-            self._observe(s),
-            rewards,
-            executed,
-            success,
-            truncated,
-            success,
-            failure,
-            instead=in_words(self.tasks, instead, s.episode) if instead else None,
-        )
+        told = in_words(self.tasks, instead, s.episode) if instead else None
+        return chunk_result(self._observe(s), rewards, executed, success, truncated, failure, told)
 
     def close(self) -> None:
         self._slots.clear()

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from vla_rl.errors import ConfigError
-from vla_rl.specs import EpisodeSpec, Instead, TaskSpec
+from vla_rl.specs import EpisodeSpec, Instead, SlotObservation, SlotStep, TaskSpec
 
 Named = TypeVar("Named")
 
@@ -62,6 +62,21 @@ def in_words(tasks: Iterable[TaskSpec], task_id: str, episode: EpisodeSpec) -> I
     """Another task that ``episode`` has solved, asked for in the phrasing that it would have had."""
     task = task_named({task.task_id: task for task in tasks}, task_id)
     return Instead(task_id, instruction(task, episode))
+
+
+def chunk_result(
+    observation: SlotObservation,
+    rewards: np.ndarray,
+    executed: int,
+    success: bool,
+    truncated: bool,
+    failure: str = "",
+    instead: Instead | None = None,
+) -> SlotStep:
+    """A chunk's result in a simulator whose episodes end with success, or with their time."""
+    return SlotStep(
+        observation, rewards, executed, success, truncated, success, failure, instead=instead
+    )
 
 
 def lasting(tasks: Iterable[TaskSpec], horizon: int) -> tuple[TaskSpec, ...]:

@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -253,9 +254,7 @@ def test_a_disturbed_policy_is_labelled_with_what_it_asked_for(tmp_path):
     # the same steps, from where the noise brought it
     assert {*np.round(asked[:, 0], 3)} <= {*np.round(clean.actions[:, 0].numpy(), 3)}
     hand = dataclasses.replace(env.embodiment, action_names=("dx", "gripper"))
-    policy = dataclasses.make_dataclass("Named", [])()
-    policy.embodiment = hand
-    assert (Disturbed(policy, 0.2)._spread > 0).tolist() == [True, False]
+    assert (Disturbed(SimpleNamespace(embodiment=hand), 0.2)._spread > 0).tolist() == [True, False]
     with pytest.raises(ConfigError, match=r"collect.policy_noise=0.2.*collect.policy=FOLDER"):
         CollectConfig(policy_noise=0.2)
 

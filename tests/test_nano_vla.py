@@ -23,7 +23,7 @@ from policies.trunk.vision import FeatureNorm, FiLM, VisionTower, conditioned, m
 from vla_rl.checkpoint import load_policy, save_checkpoint
 from vla_rl.config import compose
 from vla_rl.errors import ConfigError, EmbodimentMismatch, UserError
-from vla_rl.mirror import mirrored
+from vla_rl.mirror import mirrored, mirrored_actions, mirrored_observation
 from vla_rl.specs import Mirror
 from vla_rl.types import CameraSpec, EmbodimentSpec, Observation
 
@@ -349,10 +349,10 @@ def test_in_mirror_mode_it_does_on_the_left_what_it_does_on_the_right(decoding: 
         mirror=Mirror(negated=("dy", "y"), exchanged=(("red", "green"),)),
     )
     policy = make(both, deterministic_mode="mirror", decoding=decoding, noise_correlation=None)
-    seen, rows = observe(6, both), torch.ones(6, dtype=torch.bool)
-    turned, _ = mirrored(seen, torch.zeros(6, 3, 3), both, rows)
+    seen = observe(6, both)
+    turned = mirrored_observation(seen, both)
     out, there = (policy.act(x, deterministic=True) for x in (seen, turned))
-    _, back = mirrored(seen, there.chunk.actions, both, rows)
+    back = mirrored_actions(there.chunk.actions, both)
     arm, hand = slice(0, 2), 2
     torch.testing.assert_close(out.chunk.actions[..., arm], back[..., arm])
     judged = policy.evaluate(seen, out.replay).log_prob

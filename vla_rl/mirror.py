@@ -9,26 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vla_rl.errors import ConfigError
 from vla_rl.types import EmbodimentSpec, Observation
-
-# what asks for it, and what does not
-SYMMETRIC = "policy.symmetric=true", "policy.symmetric=false"
-MIRROR_MODE = "policy.deterministic_mode=mirror", "policy.deterministic_mode=argmax"
-
-
-def require_mirror(
-    embodiment: EmbodimentSpec,
-    asked: str = "augment.mirror is set",
-    remedy: str = "augment.mirror=0",
-) -> None:
-    """Raise `ConfigError` where the mirror is ``asked`` for and the robot does not say how."""
-    if embodiment.mirror is None:
-        raise ConfigError(
-            f"{asked}, and {embodiment.name} declares no mirror (`vla_rl.specs.Mirror`): its scenes "
-            "are not symmetric, its actions are others than the env's own, or its file is from "
-            f"before there was one. Set {remedy}"
-        )
 
 
 def mirrored(
@@ -36,8 +17,19 @@ def mirrored(
 ) -> tuple[Observation, Tensor]:
     """Observation [b] and actions [b h a] with ``rows`` bool [b] as the robot's `Mirror` shows them
     (GR-RL, arXiv 2512.01801, symmetry augmentation)."""
+    return (
+        mirrored_observation(observation, embodiment, rows),
+        mirrored_actions(actions, embodiment, rows),
+    )
+
+
+def mirrored_observation(
+    observation: Observation, embodiment: EmbodimentSpec, rows: Tensor | None = None
+) -> Observation:
+    """Observation [b] with ``rows`` bool [b] (None: all) as the mirror shows them."""
     mirror = embodiment.mirror
     assert mirror is not None
+    rows = torch.ones(len(observation), dtype=torch.bool) if rows is None else rows
     flipped = {name: image.flip(2) for name, image in observation.images.items()}
     order, _ = mirror.of(tuple(observation.images))
     names = list(observation.images)
@@ -54,10 +46,16 @@ def mirrored(
         for text, turned in zip(observation.instruction, rows.tolist(), strict=True)
     )
     proprio = _exchanged(observation.proprio, *mirror.of(embodiment.proprio_names), rows)
-    return (
-        replace(observation, images=images, proprio=proprio, instruction=told),
-        _exchanged(actions, *mirror.of(embodiment.action_names), rows),
-    )
+    return replace(observation, images=images, proprio=proprio, instruction=told)
+
+
+def mirrored_actions(
+    actions: Tensor, embodiment: EmbodimentSpec, rows: Tensor | None = None
+) -> Tensor:
+    """Actions [b h a] with ``rows`` bool [b] (None: all) as the mirror shows them."""
+    assert embodiment.mirror is not None
+    rows = torch.ones(len(actions), dtype=torch.bool) if rows is None else rows
+    return _exchanged(actions, *embodiment.mirror.of(embodiment.action_names), rows)
 
 
 def averaged(
@@ -71,10 +69,8 @@ def averaged(
     differently on either side averages out. Grippers do one thing or the other, and keep theirs.
     Where both views would go to different things, the mean goes to neither.
     """
-    rows = torch.ones(len(observation), dtype=torch.bool)
-    turned, _ = mirrored(observation, actions, embodiment, rows)
-    _, back = mirrored(observation, decide(turned), embodiment, rows)
-    mean = (actions + back) / 2.0
+    there = decide(mirrored_observation(observation, embodiment))
+    mean = (actions + mirrored_actions(there, embodiment)) / 2.0
     hands = list(embodiment.gripper_dims)
     mean[..., hands] = actions[..., hands]
     return mean

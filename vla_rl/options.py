@@ -18,6 +18,8 @@ from vla_rl.diagnostics import Diagnostic, Movement
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from vla_rl.specs import EmbodimentSpec
+
 
 _Asked = TypeVar("_Asked", bound="DataclassInstance")
 
@@ -138,8 +140,6 @@ class PolicyOptions:
     feature_norm: str = "position"
     noise_correlation: float | None = None  # of the noise that the control steps of a chunk share
     decoding: str = ""  # of tokens: parallel or autoregressive
-    deterministic_mode: str = ""  # mirror: its likeliest actions are averaged with the mirror's
-    symmetric: bool = False  # so are its logits
     action_range: str = ""  # what the noise of a denoising policy is in units of
     student_steps: int = 0  # of a student that learns beside RL
     # denoising steps that RL does not train are taken by a copy from before it
@@ -287,6 +287,8 @@ class ConfigMethods:
     # Of a policy: (name, height, width in pixels) of a camera: raises `ConfigError` where it cannot
     # cut up its pictures.
     check_camera: Callable[[str, int, int], None] | None = None
+    # Of a policy: (robot): raises `ConfigError` where it cannot act for it.
+    check_robot: Callable[[EmbodimentSpec], None] | None = None
     # Raises `UserError` where packages, files or OpenGL are missing.
     check_machine: Callable[[], None] | None = None
     # Of an env: in a line what a figure depends on besides the policy, and where episodes of a

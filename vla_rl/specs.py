@@ -171,6 +171,15 @@ class EmbodimentSpec:
                     "not match each other"
                 )
 
+    def require_mirror(self, asked: str, remedy: str) -> None:
+        """Raise `ConfigError` where the mirror is ``asked`` for and none is declared."""
+        if self.mirror is None:
+            raise ConfigError(
+                f"{asked}, and {self.name} declares no mirror (`vla_rl.specs.Mirror`): its scenes "
+                "are not symmetric, its actions are others than the env's own, or its file is from "
+                f"before there was one. Set {remedy}"
+            )
+
     @property
     def action_dim(self) -> int:
         return len(self.action_names)

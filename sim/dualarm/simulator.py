@@ -19,7 +19,7 @@ from sim.dualarm.kinematics import ARMS, JOINTS
 from sim.dualarm.settings import DualArmConfig
 from sim.dualarm.shapes import THINGS
 from sim.dualarm.tasks import MAX_THINGS, PRIVILEGED_DIM, TASKS, Task, place_things
-from sim.slots import checked_actions, instruction, lasting, running, task_named
+from sim.slots import checked_actions, chunk_result, instruction, lasting, running, task_named
 from sim.vulkan import ensure_driver, quiet_import
 from vla_rl.specs import CameraSpec, EmbodimentSpec, EpisodeSpec, Mirror, SlotObservation, SlotStep
 
@@ -87,9 +87,7 @@ class DualArmSimulator:
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated else ""
-        return SlotStep(
-            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
-        )
+        return chunk_result(self.observe(slot), rewards, executed, s.success, truncated, failure)
 
     def close(self) -> None:
         """Free worlds and renderer. May be called again."""

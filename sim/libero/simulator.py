@@ -50,7 +50,7 @@ from sim.libero.tasks import (
     find_tasks,
     instead_of,
 )
-from sim.slots import checked_actions, running, task_named
+from sim.slots import checked_actions, chunk_result, running, task_named
 from vla_rl import splits
 from vla_rl.specs import (
     CameraSpec,
@@ -179,15 +179,8 @@ class LiberoSimulator:
         truncated = not s.success and s.elapsed >= s.horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated and s.tracker is not None else ""
-        return SlotStep(
-            self.observe(slot),
-            rewards,
-            executed,
-            s.success,
-            truncated,
-            s.success,
-            failure,
-            instead=self._instead(s),
+        return chunk_result(
+            self.observe(slot), rewards, executed, s.success, truncated, failure, self._instead(s)
         )
 
     def close(self) -> None:

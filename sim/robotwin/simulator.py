@@ -29,7 +29,7 @@ from sim.robotwin.checkout import Checkout
 from sim.robotwin.seeds import SeedFile, raw_seed
 from sim.robotwin.settings import RoboTwinConfig
 from sim.robotwin.tasks import step_limit
-from sim.slots import checked_actions, running, task_named
+from sim.slots import checked_actions, chunk_result, running, task_named
 from sim.vulkan import ensure_driver
 from vla_rl import splits
 from vla_rl.errors import UserError
@@ -108,7 +108,7 @@ class RoboTwinSimulator:
         rewards[executed - 1] = float(success)
         truncated = not success and s.elapsed >= limit
         s.over = success or truncated
-        return SlotStep(self._observe(s), rewards, executed, success, truncated, success)
+        return chunk_result(self._observe(s), rewards, executed, success, truncated)
 
     def close(self) -> None:
         """Free scenes and the process's workplace. May be called again."""

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.gl import ensure_backend
-from sim.slots import checked_actions, instruction, lasting, running, task_named, time_limit
+from sim.slots import (
+    checked_actions,
+    chunk_result,
+    instruction,
+    lasting,
+    running,
+    task_named,
+    time_limit,
+)
 from sim.so101.joints import CONTROL_HZ, HIGH, LOW, embodiment
 from sim.so101.tasks import PRIVILEGED_DIM, TASKS, Task, place_cube
 from vla_rl.bounds import Bounded, bound, several
@@ -111,9 +119,7 @@ class SO101Simulator:
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.judge.tracker.verdict() if truncated else ""
-        return SlotStep(
-            self.observe(slot), rewards, executed, s.success, truncated, s.success, failure
-        )
+        return chunk_result(self.observe(slot), rewards, executed, s.success, truncated, failure)
 
     def close(self) -> None:
         """Free scene, slots and GL context. May be called again."""

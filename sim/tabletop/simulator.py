@@ -22,6 +22,7 @@ from sim.failures import FailureTracker
 from sim.gl import ensure_backend, free_context, make_context
 from sim.slots import (
     checked_actions,
+    chunk_result,
     in_words,
     instruction,
     lasting,
@@ -158,15 +159,8 @@ class TabletopSimulator:
         truncated = not s.success and s.elapsed >= horizon
         s.over = s.success or truncated
         failure = s.tracker.verdict() if truncated else ""
-        return SlotStep(
-            self.observe(slot),
-            rewards,
-            executed,
-            s.success,
-            truncated,
-            s.success,
-            failure,
-            instead=instead,
+        return chunk_result(
+            self.observe(slot), rewards, executed, s.success, truncated, failure, instead
         )
 
     def close(self) -> None:

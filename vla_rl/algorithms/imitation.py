@@ -24,7 +24,7 @@ from vla_rl.config.imitation import ImitationConfig
 from vla_rl.data.demonstrations import DatasetSampler
 from vla_rl.errors import ConfigError
 from vla_rl.interfaces import Policy
-from vla_rl.mirror import mirrored, require_mirror
+from vla_rl.mirror import mirrored
 from vla_rl.ranks import Part, Ranks
 from vla_rl.types import Observation
 
@@ -69,7 +69,7 @@ class Imitation:
                 f"SFT needs a policy with imitation_loss; {type(policy).__name__} has none"
             )
         if config.augment.mirror:
-            require_mirror(policy.embodiment)
+            policy.embodiment.require_mirror("augment.mirror is set", "augment.mirror=0")
         self.config, self.policy, self.sampler = config, policy, sampler
         self.parameters = [p for p in policy.parameters() if p.requires_grad]  # type: ignore[attr-defined]
         self.optimizer = make_adamw(

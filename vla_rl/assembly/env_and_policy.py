@@ -21,7 +21,6 @@ from vla_rl.devices import pick_device
 from vla_rl.errors import ConfigError, UserError
 from vla_rl.files import check_checkpoint, require_new
 from vla_rl.interfaces import Env
-from vla_rl.mirror import MIRROR_MODE, SYMMETRIC, require_mirror
 from vla_rl.options import AlgorithmOptions, PolicyOptions, methods, view
 from vla_rl.paths import is_address
 from vla_rl.storage import replacing
@@ -75,11 +74,8 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         )
     else:
         _require_cameras(config.policy, env.embodiment)
-        policy = view(config.policy, PolicyOptions)
-        if policy.deterministic_mode == "mirror":
-            require_mirror(env.embodiment, *MIRROR_MODE)
-        if policy.symmetric:
-            require_mirror(env.embodiment, *SYMMETRIC)
+        if (check := methods(config.policy).check_robot) is not None:
+            check(env.embodiment)
     begun = any(
         (config.run_dir / "checkpoints" / name / "training_state").exists()
         for name in ("rl", "offline")
@@ -88,7 +84,7 @@ def checked_env(config: RunConfig, resources: contextlib.ExitStack, fresh: bool 
         check_recorded(config.replay.offline, config.run_dir / "replay", env.embodiment)
     imitates = "sft" in config.phases and config.sft.augment.mirror and not config.checkpoint
     if imitates or ("rl" in config.phases and view(config.algorithm, AlgorithmOptions).mirrors):
-        require_mirror(env.embodiment)
+        env.embodiment.require_mirror("augment.mirror is set", "augment.mirror=0")
     if "rl" in config.phases and config.critic_type == "privileged" and env.privileged_dim < 1:
         raise ConfigError(
             f"critic=privileged reads simulator state, and env.type={config.env_type} "
