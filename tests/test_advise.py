@@ -25,7 +25,7 @@ from vla_rl.advice.suggestions import more_exploration, progress_reward
 from vla_rl.config import RunConfig, compose
 from vla_rl.evaluation.outcome import EpisodeOutcome, EvaluationResult
 from vla_rl.monitoring.metrics import MetricsLogger
-from vla_rl.types import TaskSpec
+from vla_rl.types import EmbodimentSpec, TaskSpec
 
 RUN = Path("outputs/mine")
 TASKS = (TaskSpec("a", ("do a", "make a"), (), 20), TaskSpec("b", ("do b",), (), 20))
@@ -257,8 +257,18 @@ def test_groups_with_both_outcomes():
 def test_exploration_counts_what_a_chunk_s_control_steps_share():
     """Half-ranges are 2 and 1. Two members differ in x by ±1, of deviation √2; y's steps cancel;
     grippers do not count."""
-    spec = SimpleNamespace(
-        action_names=("x", "y", "gripper"), action_low=(-2, -1, -1), action_high=(2, 1, 1)
+    spec = EmbodimentSpec(
+        name="arm",
+        action_names=("x", "y", "gripper"),
+        action_units=("m", "m", "1"),
+        action_low=(-2, -1, -1),
+        action_high=(2, 1, 1),
+        frame="base",
+        rotation="none",
+        gripper="-1 open, +1 close",
+        control_hz=20.0,
+        cameras=(),
+        proprio_names=(),
     )
 
     def chunk(*steps: tuple[float, float, float]) -> SimpleNamespace:
